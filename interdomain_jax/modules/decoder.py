@@ -1,0 +1,220 @@
+"""The Llama-style pre-norm decoder: embedding, blocks of mixer and SwiGLU, untied output (paper, section 2)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.typing import Dtype
+
+from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
+from interdomain_jax.modules.layers import MATRIX_INIT_STD, RMSNorm, SwiGLU, project
+from interdomain_jax.modules.mixers import MIXERS, KeyValueCache, RecurrentCache
+from interdomain_jax.ops.dynamics import MAX_LAG, Read
+from interdomain_jax.ops.interdomain import Implementation
+
+LayerCache = RecurrentCache | KeyValueCache
+Cache = tuple
+"""A tree of layer caches; with scanned layers each leaf has a leading axis over the repeats of the pattern."""
+
+MakeModule = Callable[..., nn.Module]
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model whose token mixers follow a repeating pattern.
+
+    Attributes:
+        vocab_size: rows of the embedding, V.
+        d_model: width of the residual stream.
+        num_layers: blocks; a multiple of the pattern's length.
+        num_heads: query heads of every mixer.
+        head_dim: width of a head.
+        mixers: the pattern, names from `MIXERS`: ("interdomain",) for the paper's model, ("interdomain",) * 3 + ("softmax",)
+            for a hybrid.
+        num_kv_heads: key/value heads; None for one each.
+        state_dim: modes M of a recurrent mixer.
+        read: "bilinear" or "hermitian", see `interdomain_attention`.
+        output_gate: the optional SiLU gate on a recurrent mixer's output.
+        chunk_size: tokens in a chunk; None for the default.
+        implementation: of the op; None for the best on this platform.
+        scan_layers: one compiled pattern, scanned over stacked parameters; the same function, compiled faster.
+        remat: recompute each block in the backward pass.
+        norm_epsilon: of every RMSNorm (Llama 2's value; the paper gives none).
+        dtype: of the computation. Logits and recurrent states are float32 whatever it is.
+        param_dtype: of the parameters.
+
+    Raises:
+        ValueError: a field out of its range, in one sentence, when the module is built.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    mixers: tuple[str, ...] = ("interdomain",)
+    num_kv_heads: int | None = None
+    state_dim: int = 64
+    read: Read = "bilinear"
+    output_gate: bool = False
+    chunk_size: int | None = None
+    implementation: Implementation | None = None
+    scan_layers: bool = False
+    remat: bool = False
+    norm_epsilon: float = 1e-5
+    dtype: Dtype = jnp.float32
+    param_dtype: Dtype = jnp.float32
+
+    def __post_init__(self) -> None:
+        self._check()
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Tokens,
+        *,
+        positions: Positions | None = None,
+        segment_ids: SegmentIds | None = None,
+        cache: Cache | None = None,
+    ) -> tuple[Logits, Cache | None]:
+        """Logits [B, T, V] float32 for tokens [B, T]; a cache in gives the cache after them out, for training leave it None."""
+        embedding = nn.Embed(
+            self.vocab_size,
+            self.d_model,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            embedding_init=nn.initializers.normal(MATRIX_INIT_STD),
+            name="embed",
+        )
+        x = embedding(tokens)
+        block = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
+        blocks = tuple(self._make_block(block, name) for name in self.mixers)
+        if self.scan_layers:
+            scanned = nn.scan(
+                Pattern,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=(0, nn.broadcast, nn.broadcast),
+                length=self._repeats,
+            )
+            x, cache = scanned(blocks, name="layers")(x, cache, positions, segment_ids)
+        else:
+            caches = []
+            for i in range(self._repeats):
+                pattern = Pattern(blocks, name=f"layers_{i}")
+                x, after = pattern(x, None if cache is None else cache[i], positions, segment_ids)
+                caches.append(after)
+            cache = None if cache is None else tuple(caches)
+        x = RMSNorm(self.norm_epsilon, self.dtype, self.param_dtype, name="norm")(x)
+        logits = project("unembed", self.vocab_size, self.dtype, self.param_dtype)(x)
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), cache
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """The cache before the first token; `max_length` bounds the tokens that softmax layers can hold."""
+        pattern = tuple(self._make_mixer(name)().init_cache(batch_size, max_length) for name in self.mixers)
+        if self.scan_layers:
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self._repeats, *leaf.shape)), pattern)
+        return (pattern,) * self._repeats
+
+    @property
+    def _repeats(self) -> int:
+        return self.num_layers // len(self.mixers)
+
+    @nn.nowrap
+    def _make_mixer(self, name: str) -> MakeModule:
+        make = partial(
+            MIXERS[name],
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            num_kv_heads=self.num_kv_heads,
+            output_init=self._output_init,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+        )
+        if name == "softmax":
+            return make
+        return partial(
+            make,
+            state_dim=self.state_dim,
+            read=self.read,
+            output_gate=self.output_gate,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+            norm_epsilon=self.norm_epsilon,
+        )
+
+    def _make_block(self, block: MakeModule, mixer: str) -> MakeModule:
+        return partial(
+            block,
+            self._make_mixer(mixer),
+            partial(SwiGLU, output_init=self._output_init, dtype=self.dtype, param_dtype=self.param_dtype),
+            partial(RMSNorm, epsilon=self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype),
+        )
+
+    @property
+    def _output_init(self) -> nn.initializers.Initializer:
+        """Residual output projections start smaller by sqrt(2 layers) (paper, section 5)."""
+        return nn.initializers.normal(MATRIX_INIT_STD / (2 * self.num_layers) ** 0.5)
+
+    def _check(self) -> None:
+        for field in ("vocab_size", "d_model", "num_layers", "num_heads", "head_dim", "state_dim"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1; got {getattr(self, field)}.")
+        unknown = [name for name in self.mixers if name not in MIXERS]
+        if unknown or not self.mixers:
+            raise ValueError(f"mixers must be names from {tuple(MIXERS)}; got {tuple(self.mixers)}.")
+        if self.num_layers % len(self.mixers):
+            raise ValueError(
+                f"num_layers must be a multiple of the {len(self.mixers)} mixers of the pattern; got {self.num_layers}."
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, for RoPE turns pairs of channels; got {self.head_dim}.")
+        if self.num_kv_heads is not None and (self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads):
+            raise ValueError(f"num_kv_heads must divide num_heads = {self.num_heads}; got {self.num_kv_heads}.")
+        if self.chunk_size is not None and not 1 <= self.chunk_size <= MAX_LAG:
+            raise ValueError(f"chunk_size must lie between 1 and {MAX_LAG}; got {self.chunk_size}.")
+        for field, choices in (("read", get_args(Read)), ("implementation", (None, *get_args(Implementation)))):
+            if getattr(self, field) not in choices:
+                raise ValueError(f"{field} must be one of {choices}; got {getattr(self, field)!r}.")
+
+
+class Pattern(nn.Module):
+    """One repeat of the pattern of mixers: a block for each.
+
+    Attributes:
+        blocks: for each block, a function that builds its module.
+    """
+
+    blocks: tuple[MakeModule, ...]
+
+    @nn.compact
+    def __call__(
+        self, x: Activations, cache: Cache | None, positions: Positions | None, segment_ids: SegmentIds | None
+    ) -> tuple[Activations, Cache | None]:
+        after = []
+        for i, make in enumerate(self.blocks):
+            block = make(name=f"block_{i}")
+            x, layer_cache = block(x, None if cache is None else cache[i], positions, segment_ids)
+            after.append(layer_cache)
+        return x, None if cache is None else tuple(after)
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)); each part built by the function given for it."""
+
+    make_mixer: MakeModule
+    make_mlp: MakeModule
+    make_norm: MakeModule
+
+    @nn.compact
+    def __call__(
+        self, x: Activations, cache: LayerCache | None, positions: Positions | None, segment_ids: SegmentIds | None
+    ) -> tuple[Activations, LayerCache | None]:
+        normed = self.make_norm(name="mixer_norm")(x)
+        mixed, cache = self.make_mixer(name="mixer")(normed, positions=positions, segment_ids=segment_ids, cache=cache)
+        x = x + mixed
+        return x + self.make_mlp(name="mlp")(self.make_norm(name="mlp_norm")(x)), cache

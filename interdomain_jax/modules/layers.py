@@ -1,0 +1,121 @@
+"""The parts every decoder of the Llama family has, and the short convolution of the linear-attention family."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.typing import Dtype, Initializer
+from jax import Array
+from jaxtyping import Float
+
+from interdomain_jax.array_types import Activations, Positions
+
+CONVOLUTION_WIDTH = 4
+"""Taps of the short convolution (paper, section 2, step 2)."""
+
+# The paper follows the GPT-2 / Llama practice: every matrix normal with standard deviation 0.02, those that write into the
+# residual stream smaller by sqrt(2 layers).
+MATRIX_INIT_STD = 0.02
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + epsilon) * scale over the last axis, computed in float32."""
+
+    epsilon: float = 1e-5
+    dtype: Dtype = jnp.float32
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.param_dtype)
+        return (normalize_rms(x, self.epsilon) * scale).astype(self.dtype)
+
+
+def normalize_rms(x: Array, epsilon: float) -> Array:
+    """x divided by its root mean square over the last axis, in float32 at least."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
+
+
+def normalize_l2(x: Array, epsilon: float = 1e-6) -> Array:
+    """x divided by its Euclidean norm over the last axis, in float32 at least."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + epsilon)
+
+
+def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = 10_000.0) -> Float[Array, "B T H R"]:
+    """Rotary position embedding: channel pairs (i, i + R/2) turned by positions * base^(-2i/R), in float32.
+
+    Args:
+        x: [B, T, H, R], R even.
+        positions: [B, T] whole token positions.
+        base: the longest wavelength over 2 pi, in tokens.
+
+    Returns:
+        [B, T, H, R] in the dtype of x.
+    """
+    half = x.shape[-1] // 2
+    frequencies = base ** (-jnp.arange(half) / half)
+    angles = positions[:, :, None, None] * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)
+
+
+class ShortConvolution(nn.Module):
+    """Causal depthwise convolution over tokens with four taps and no bias: y_t = sum_i kernel_i x_{t-3+i}."""
+
+    dtype: Dtype = jnp.float32
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Activations, previous: Activations | None = None) -> tuple[Activations, Activations]:
+        """Args: x [B, T, E]; previous [B, 3, E], the last inputs of the call before (zeros if None).
+
+        Returns: y [B, T, E], and the last three inputs to pass to the next call.
+        """
+        length, width = x.shape[1:]
+        bound = CONVOLUTION_WIDTH**-0.5
+        kernel = self.param(
+            "kernel",
+            lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
+            (CONVOLUTION_WIDTH, width),
+            self.param_dtype,
+        )
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        if previous is None:
+            previous = jnp.zeros((x.shape[0], CONVOLUTION_WIDTH - 1, width), self.dtype)
+        x = jnp.concatenate([previous.astype(self.dtype), x], axis=1)
+        y = sum(kernel[i] * x[:, i : i + length] for i in range(CONVOLUTION_WIDTH))
+        return y, x[:, length:]
+
+
+class SwiGLU(nn.Module):
+    """W2 (SiLU(W1 x) * W3 x) with the hidden width (2/3)(4 d_model) rounded up to a multiple of 128 (paper, section 2)."""
+
+    output_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD)
+    dtype: Dtype = jnp.float32
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Activations) -> Activations:
+        d_model = x.shape[-1]
+        hidden = swiglu_hidden_dim(d_model)
+        gate = project("w1", hidden, self.dtype, self.param_dtype)(x)
+        value = project("w3", hidden, self.dtype, self.param_dtype)(x)
+        return project("w2", d_model, self.dtype, self.param_dtype, self.output_init)(nn.silu(gate) * value)
+
+
+def swiglu_hidden_dim(d_model: int) -> int:
+    """(2/3)(4 d_model) rounded up to a multiple of 128."""
+    return -(-8 * d_model // (3 * 128)) * 128
+
+
+def project(
+    name: str,
+    features: int,
+    dtype: Dtype,
+    param_dtype: Dtype,
+    kernel_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD),
+) -> nn.Dense:
+    """A linear map with no bias, as every one in the paper."""
+    return nn.Dense(features, use_bias=False, dtype=dtype, param_dtype=param_dtype, kernel_init=kernel_init, name=name)

@@ -1,0 +1,304 @@
+"""The token mixers: interdomain attention, its controls, and softmax attention, each as one Linen module.
+
+Every mixer is called as `y, cache = mixer(x, positions=..., segment_ids=..., cache=...)`: with no cache for training, with one
+for prefill and decoding, where any number of tokens may follow any other. The cells of the paper's mechanism cube are settings
+of `InterdomainAttention`, listed in `MIXERS`.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.typing import Dtype, Initializer
+from jax import Array
+from jaxtyping import Float, Int
+
+from interdomain_jax.array_types import Activations, Complex, Positions, SegmentIds, State
+from interdomain_jax.modules.layers import (
+    CONVOLUTION_WIDTH,
+    MATRIX_INIT_STD,
+    ShortConvolution,
+    apply_rope,
+    normalize_l2,
+    normalize_rms,
+    project,
+)
+from interdomain_jax.ops.dynamics import Dynamics, Read, discretize, s4d_inv
+from interdomain_jax.ops.interdomain import Implementation, interdomain_attention, linear_contraction
+
+DELTA_RANGE = (1e-3, 1e-1)
+"""Range of the initial step length, log-uniform (paper, section 2, step 6)."""
+
+
+class RecurrentCache(NamedTuple):
+    """What a recurrent mixer carries from call to call; its size does not depend on the tokens seen.
+
+    Attributes:
+        state: [B, Hkv, 2, M, R + D] float32, the state after the last token.
+        convolutions: for each convolved projection, its last three inputs, [B, 3, width].
+        position: [B] int32, tokens seen.
+    """
+
+    state: State
+    convolutions: dict[str, Activations]
+    position: Int[Array, " B"]
+
+
+class KeyValueCache(NamedTuple):
+    """What softmax attention carries: keys and values of every token so far.
+
+    Attributes:
+        keys: [B, L, Hkv, D], rotated; L is the most tokens the cache can hold.
+        values: [B, L, Hkv, D].
+        position: [B] int32, tokens seen.
+    """
+
+    keys: Float[Array, "B L Hkv D"]
+    values: Float[Array, "B L Hkv D"]
+    position: Int[Array, " B"]
+
+
+class InterdomainAttention(nn.Module):
+    """Interdomain attention and, by its settings, every state-space cell of the mechanism cube (paper, sections 2 and 3).
+
+    Attributes:
+        num_heads: query heads H.
+        head_dim: width D of a head's values; the key and query features have the same width, as in every published run.
+        num_kv_heads: heads Hkv of keys, values and states; None for one each. Query heads share a state in groups.
+        state_dim: complex modes M of a state.
+        inputs: "dual", keys through the feature map beside raw values; "single", two generic convolved projections.
+        projection: "query", each token reads the state through its own features; "linear", a learned fixed contraction.
+        rope: whether queries and keys (the first half of a single input) are rotated.
+        read: how the real output is taken from complex coefficients, see `interdomain_attention`.
+        output_gate: multiplies the output by SiLU(W_g x); off in the published runs.
+        chunk_size: tokens in a chunk; None for the default. Changes the speed and nothing else.
+        implementation: of the op; None for the best on this platform.
+        norm_epsilon: of the input RMSNorm.
+        output_init: initializer of W_O.
+        dtype: of the computation; the recurrent state is float32 whatever it is.
+        param_dtype: of the parameters.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int | None = None
+    state_dim: int = 64
+    inputs: Literal["dual", "single"] = "dual"
+    projection: Literal["query", "linear"] = "query"
+    rope: bool = True
+    read: Read = "bilinear"
+    output_gate: bool = False
+    chunk_size: int | None = None
+    implementation: Implementation | None = None
+    norm_epsilon: float = 1e-5
+    output_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD)
+    dtype: Dtype = jnp.float32
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Activations,
+        *,
+        positions: Positions | None = None,
+        segment_ids: SegmentIds | None = None,
+        cache: RecurrentCache | None = None,
+    ) -> tuple[Activations, RecurrentCache | None]:
+        """Mixes x [B, T, d_model]; positions [B, T] default to those that follow the cache; a cache in gives a cache out."""
+        batch, length, d_model = x.shape
+        heads, kv_heads, width = self.num_heads, self._kv_heads, self.head_dim
+        if positions is None:
+            positions = following_positions(cache, batch, length)
+        previous = {} if cache is None else cache.convolutions
+        convolutions = {}
+
+        def projected(name: str, num_heads: int, *, convolve: bool, rotate: bool = False) -> Array:
+            y = project(name, num_heads * width, self.dtype, self.param_dtype)(x)
+            if convolve:
+                convolution = ShortConvolution(self.dtype, self.param_dtype, name=f"{name}_convolution")
+                y, convolutions[name] = convolution(y, previous.get(name))
+            y = y.reshape(batch, length, num_heads, width)
+            return apply_rope(y, positions) if rotate and self.rope else y
+
+        single = self.inputs == "single"
+        k = projected("key", kv_heads, convolve=True, rotate=True)
+        v = projected("value", kv_heads, convolve=single)
+        k, v = self._normalized_inputs(k if single else feature_map(k), v)
+        dynamics = self._dynamics()
+        options = dict(
+            initial_state=None if cache is None else cache.state,
+            segment_ids=segment_ids,
+            chunk_size=self.chunk_size,
+            implementation=self.implementation,
+        )
+        if self.projection == "query":
+            q = feature_map(projected("query", heads, convolve=True, rotate=True)).astype(self.dtype)
+            out, state = interdomain_attention(q, k, v, dynamics, read=self.read, **options)
+        else:
+            out, state = linear_contraction(jnp.concatenate([k, v], axis=-1), dynamics, **options)
+        out = out.reshape(batch, length, -1)
+        if self.output_gate:
+            out = out * nn.silu(project("gate", out.shape[-1], self.dtype, self.param_dtype)(x))
+        out = project("output", d_model, self.dtype, self.param_dtype, self.output_init)(out)
+        return out, None if cache is None else RecurrentCache(state, convolutions, cache.position + length)
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, max_length: int) -> RecurrentCache:
+        """The cache before the first token. `max_length` plays no part: the state has a fixed size."""
+        heads = {"key": self._kv_heads}
+        if self.inputs == "single":
+            heads["value"] = self._kv_heads
+        if self.projection == "query":
+            heads["query"] = self.num_heads
+        return RecurrentCache(
+            jnp.zeros((batch_size, self._kv_heads, 2, self.state_dim, 2 * self.head_dim), jnp.float32),
+            {
+                name: jnp.zeros((batch_size, CONVOLUTION_WIDTH - 1, count * self.head_dim), self.dtype)
+                for name, count in heads.items()
+            },
+            jnp.zeros(batch_size, jnp.int32),
+        )
+
+    @property
+    def _kv_heads(self) -> int:
+        # The controls contract each state by itself, so nothing there is shared.
+        if self.num_kv_heads is None or self.projection == "linear":
+            return self.num_heads
+        return self.num_kv_heads
+
+    def _normalized_inputs(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """RMSNorm with a scale and an additive bias per head on each half, then B's real weight per channel."""
+        channels = self.param("channel_weights", nn.initializers.ones, (2 * self.head_dim,), self.param_dtype)
+        shape = (self._kv_heads, self.head_dim)
+        halves = []
+        for name, half, weights in zip(("key", "value"), (k, v), jnp.split(channels, 2), strict=True):
+            scale = self.param(f"{name}_scale", nn.initializers.ones, shape, self.param_dtype)
+            bias = self.param(f"{name}_bias", nn.initializers.zeros, shape, self.param_dtype)
+            half = (normalize_rms(half, self.norm_epsilon) * scale + bias) * weights
+            halves.append(half.astype(self.dtype))
+        return halves[0], halves[1]
+
+    def _dynamics(self) -> Dynamics:
+        modes, heads = self.state_dim, self._kv_heads
+        eigenvalues = s4d_inv(modes)
+        low, high = np.log(DELTA_RANGE)
+        log_delta = self.param(
+            "log_delta",
+            lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, low, high),
+            (heads,),
+            self.param_dtype,
+        )
+        log_neg_a_real = self.param("log_neg_a_real", _every_head(np.log(-eigenvalues.real)), (heads, modes), self.param_dtype)
+        a_imag = self.param("a_imag", _every_head(eigenvalues.imag), (heads, modes), self.param_dtype)
+        # Complex entries of variance 1/M, so that C keeps the size of the state.
+        readout_init = nn.initializers.normal((2 * modes) ** -0.5)
+        readout = Complex(
+            *(self.param(f"readout_{part}", readout_init, (heads, modes, modes), self.param_dtype) for part in ("real", "imag"))
+        )
+        # The published counts give these weights to the cells with a single input; elsewhere C alone weighs the coefficients.
+        mode_weights = None
+        if self.inputs == "single":
+            mode_weights = self.param("mode_weights", nn.initializers.ones, (heads, modes), self.param_dtype)
+        parameters = (log_delta, log_neg_a_real, a_imag, readout, mode_weights)
+        return discretize(*jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), parameters))
+
+
+class S4DMixer(InterdomainAttention):
+    """The S4D-only control: a single generic input, a learned linear contraction, no RoPE (paper, section 3)."""
+
+    inputs: Literal["dual", "single"] = "single"
+    projection: Literal["query", "linear"] = "linear"
+    rope: bool = False
+
+
+class SoftmaxAttention(nn.Module):
+    """Canonical causal multi-head attention with RoPE (paper, section 3).
+
+    Attributes:
+        num_heads, head_dim, num_kv_heads: as in `InterdomainAttention`.
+        output_init: initializer of W_O.
+        dtype, param_dtype: of the computation and the parameters.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int | None = None
+    output_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD)
+    dtype: Dtype = jnp.float32
+    param_dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Activations,
+        *,
+        positions: Positions | None = None,
+        segment_ids: SegmentIds | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Activations, KeyValueCache | None]:
+        """Mixes x [B, T, d_model] as `InterdomainAttention` does; the tokens seen must fit the cache's length."""
+        if segment_ids is not None:
+            raise ValueError("segment_ids is not supported by SoftmaxAttention; pass None.")
+        batch, length, d_model = x.shape
+        kv_heads = self.num_kv_heads or self.num_heads
+        if positions is None:
+            positions = following_positions(cache, batch, length)
+
+        def projected(name: str, num_heads: int) -> Array:
+            y = project(name, num_heads * self.head_dim, self.dtype, self.param_dtype)(x)
+            return y.reshape(batch, length, num_heads, self.head_dim)
+
+        q = apply_rope(projected("query", self.num_heads), positions)
+        k = apply_rope(projected("key", kv_heads), positions)
+        v = projected("value", kv_heads)
+        if cache is None:
+            out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        else:
+            capacity = cache.keys.shape[1]
+            if length > capacity:
+                raise ValueError(f"{length} tokens do not fit a cache of length {capacity}.")
+            insert = jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
+            keys = insert(cache.keys, k, cache.position)
+            values = insert(cache.values, v, cache.position)
+            reach = cache.position[:, None] + jnp.arange(length)
+            mask = jnp.arange(capacity) <= reach[:, None, :, None]
+            out = jax.nn.dot_product_attention(q, keys, values, mask=mask)
+            cache = KeyValueCache(keys, values, cache.position + length)
+        out = out.reshape(batch, length, -1)
+        return project("output", d_model, self.dtype, self.param_dtype, self.output_init)(out), cache
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
+        """An empty cache for at most `max_length` tokens."""
+        shape = (batch_size, max_length, self.num_kv_heads or self.num_heads, self.head_dim)
+        return KeyValueCache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros(batch_size, jnp.int32))
+
+
+MIXERS = {
+    "interdomain": InterdomainAttention,
+    "interdomain_no_rope": partial(InterdomainAttention, rope=False),
+    "single_query": partial(InterdomainAttention, inputs="single"),
+    "dual_linear": partial(InterdomainAttention, projection="linear"),
+    "s4d": S4DMixer,
+    "s4d_rope": partial(S4DMixer, rope=True),
+    "softmax": SoftmaxAttention,
+}
+"""Every mixer and cell of the mechanism cube by name."""
+
+
+def feature_map(x: Array) -> Array:
+    """xi(x) = SiLU(x) / ||SiLU(x)||_2 over the last axis, in float32 (paper, section 2, step 4)."""
+    return normalize_l2(nn.silu(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
+
+
+def following_positions(cache: RecurrentCache | KeyValueCache | None, batch: int, length: int) -> Positions:
+    """Positions [B, T] of `length` tokens that follow the cache, or that start a sequence."""
+    start = jnp.zeros(batch, jnp.int32) if cache is None else cache.position
+    return start[:, None] + jnp.arange(length)
+
+
+def _every_head(values: np.ndarray) -> Initializer:
+    return lambda key, shape, dtype: jnp.broadcast_to(jnp.asarray(values, dtype), shape)

@@ -1,0 +1,6 @@
+"""Pure functions on arrays: the mixer's mathematics, with no Flax, configuration or mesh."""
+
+from interdomain_jax.ops.dynamics import Dynamics, discretize, s4d_inv
+from interdomain_jax.ops.interdomain import interdomain_attention, linear_contraction
+
+__all__ = ["Dynamics", "discretize", "interdomain_attention", "linear_contraction", "s4d_inv"]

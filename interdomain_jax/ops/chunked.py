@@ -1,0 +1,272 @@
+"""The chunkwise form in plain XLA: the same recurrence, with every sum over tokens a real matrix product.
+
+Inside a chunk of K tokens, with P_j = b lambda^j the response of the modes to an input j steps back,
+
+    S[t, s] = q_t . k_s                              Z[t, j] = S[t, t - (K-1-j)]         the skew: columns are lags
+    y       = Z @ P_rev + lambda^{t+1} (q_t X_k)     w = y @ G
+    L[t, j] = Re(w_t P_{K-1-j})                      A[t, s] = L[t, K-1-t+s]             the unskew
+    o       = A @ v + Re(w_t lambda^{t+1} X_v)
+
+where X is the state before the chunk. Lag tables run from the longest lag to the shortest, so that skew and unskew are
+a pad and a reshape (a copy, not a gather) and one table serves the read and the state. Only non-negative powers of lambda
+appear, so any decay is exact.
+
+Tokens are walked in blocks of chunks: within a block the chunks run side by side, as few large products; from block to
+block only the state is carried. Each block is recomputed in the backward pass, so what training keeps is q, k, v and one
+state a block.
+
+Axes inside this file: [Hkv, B, N, ...], heads first, so that a product with a head's table sees all the tokens of a block at
+once; g is the queries that share a state, t and s tokens of a chunk, j reversed lags, m and p the 2M reals of M modes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from interdomain_jax.array_types import Channels, Keys, Output, Queries, State, Values
+from interdomain_jax.ops.dynamics import (
+    Dynamics,
+    Read,
+    complex_multiply,
+    contraction_weights,
+    input_powers,
+    lambda_powers,
+    read_matrix,
+)
+
+
+class LagTables(NamedTuple):
+    """Powers of lambda for chunks of K tokens.
+
+    Attributes:
+        inputs: [Hkv, K, 2, M], b lambda^j for j = K-1 down to 0.
+        read_decay: [Hkv, K, 2, M], lambda^{t+1} for t = 0 to K-1; its last row is the decay over the chunk.
+    """
+
+    inputs: Float[Array, "Hkv K 2 M"]
+    read_decay: Float[Array, "Hkv K 2 M"]
+
+    def shorter(self, size: int) -> "LagTables":
+        """The tables of a chunk of `size` <= K tokens."""
+        return LagTables(self.inputs[:, -size:], self.read_decay[:, :size])
+
+
+def lag_tables(dynamics: Dynamics, chunk_size: int) -> LagTables:
+    """The tables of `dynamics` for chunks of `chunk_size` tokens."""
+    return LagTables(
+        input_powers(dynamics, jnp.arange(chunk_size)[::-1]),
+        lambda_powers(dynamics.log_decay, dynamics.angle, jnp.arange(1, chunk_size + 1)),
+    )
+
+
+def interdomain_chunked(
+    q: Queries, k: Keys, v: Values, dynamics: Dynamics, initial_state: State, read: Read, chunk_size: int
+) -> tuple[Output, State]:
+    """`interdomain_attention` by chunks of `chunk_size` tokens; arguments already validated."""
+    batch, length, heads, width = q.shape
+    kv_heads, value_width = v.shape[2:]
+    dtype, state_dtype = q.dtype, initial_state.dtype
+    matrix = read_matrix(dynamics, read)
+
+    def block(state: Array, tokens: tuple[Array, Array, Array], tables: LagTables) -> tuple[Array, Array]:
+        queries, keys, values = tokens
+        states, state = _chunk_states(jnp.concatenate([keys, values], axis=-1), state, tables)
+        table = _flat(tables.inputs)
+
+        scores = _product("hbngtr,hbnsr->hbngts", queries, keys, state_dtype)
+        y = _product("hbngtj,hjm->hbngtm", _skew(scores), table, state_dtype, dtype)
+        carried = _product("hbngtr,hbnmr->hbngtm", queries, states[..., :width], state_dtype, dtype)
+        w = _product("hbngtm,hmp->hbngtp", y + _turn(carried, tables.read_decay), matrix, state_dtype)
+
+        lags = _product("hbngtm,hjm->hbngtj", w, table, state_dtype, dtype)
+        out = _product("hbngts,hbnsd->hbngtd", _unskew(lags), values, state_dtype, dtype)
+        # w holds (Re w, -Im w), a conjugate, so it turns by the conjugate of lambda^{t+1}.
+        turned = _turn(w, _conjugate(tables.read_decay))
+        return state, out + _product("hbngtm,hbnmd->hbngtd", turned, states[..., width:], state_dtype, dtype)
+
+    grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
+    out, final_state = _walk(block, (grouped, k, v), dynamics, initial_state, chunk_size)
+    return out.reshape(batch, length, heads, value_width).astype(v.dtype), final_state
+
+
+def linear_chunked(z: Channels, dynamics: Dynamics, initial_state: State, chunk_size: int) -> tuple[Channels, State]:
+    """`linear_contraction` by chunks of `chunk_size` tokens; arguments already validated."""
+    dtype, state_dtype = z.dtype, initial_state.dtype
+    weights = contraction_weights(dynamics)
+
+    def block(state: Array, tokens: tuple[Array], tables: LagTables) -> tuple[Array, Array]:
+        (channels,) = tokens
+        states, state = _chunk_states(channels, state, tables)
+        lags = jnp.einsum("hm,hjm->hj", _flat(weights), _flat(tables.inputs), precision="highest")
+        kernel = _unskew(jnp.broadcast_to(lags[:, None], (*lags.shape, lags.shape[1])))
+        turned = _flat(complex_multiply(weights[:, None], _conjugate(tables.read_decay)))
+        out = _product("hts,hbnsc->hbntc", kernel, channels, state_dtype, dtype)
+        return state, out + _product("htm,hbnmc->hbntc", turned, states, state_dtype, dtype)
+
+    out, final_state = _walk(block, (z,), dynamics, initial_state, chunk_size)
+    return out.astype(dtype), final_state
+
+
+# Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache.
+_BLOCK_TOKENS = {"cpu": 4096}
+_DEFAULT_BLOCK_TOKENS = 2**18
+
+Block = Callable[[Array, tuple[Array, ...], LagTables], tuple[Array, Array]]
+
+
+def _walk(
+    block: Block, tokens: tuple[Array, ...], dynamics: Dynamics, initial_state: State, chunk_size: int
+) -> tuple[Array, State]:
+    """Runs `block(state, chunked tokens, tables)` over all tokens, and puts its outputs back into [B, T, Hkv, ...]."""
+    batch, length, kv_heads = tokens[0].shape[:3]
+    chunk_size = min(chunk_size, length)
+    budget = _BLOCK_TOKENS.get(jax.default_backend(), _DEFAULT_BLOCK_TOKENS)
+    block_size = max(budget // (batch * kv_heads * chunk_size), 1) * chunk_size
+    tables = lag_tables(dynamics, chunk_size)
+
+    state, outputs = jnp.moveaxis(initial_state, 1, 0), []
+    for start, stop, size, chunk in _spans(length, block_size, chunk_size):
+        run = jax.checkpoint(partial(_run, block, tables.shorter(chunk)))
+        blocks = tuple(jnp.moveaxis(x[:, start:stop].reshape(batch, -1, size, *x.shape[2:]), 1, 0) for x in tokens)
+        state, out = jax.lax.scan(run, state, blocks)
+        outputs.append(jnp.moveaxis(out, 0, 1).reshape(batch, stop - start, *out.shape[3:]))
+    return jnp.concatenate(outputs, axis=1), jnp.moveaxis(state, 0, 1)
+
+
+def _run(block: Block, tables: LagTables, state: Array, tokens: tuple[Array, ...]) -> tuple[Array, Array]:
+    state, out = block(state, tuple(_chunk(x, tables.inputs.shape[1]) for x in tokens), tables)
+    return state, _unchunk(out)
+
+
+def _spans(length: int, block_size: int, chunk_size: int) -> list[tuple[int, int, int, int]]:
+    """(start, stop, block size, chunk size) of whole blocks, of the whole chunks that are left, of the tokens that are left."""
+    blocks = length // block_size * block_size
+    chunks = length // chunk_size * chunk_size
+    spans = [
+        (0, blocks, block_size, chunk_size),
+        (blocks, chunks, chunks - blocks, chunk_size),
+        (chunks, length, length - chunks, length - chunks),
+    ]
+    return [span for span in spans if span[0] < span[1]]
+
+
+def _chunk_states(z: Array, state: Array, tables: LagTables) -> tuple[Array, Array]:
+    """The state before each chunk of z [Hkv, B, N, K, C], as [Hkv, B, N, 2M, C], and the state after the last."""
+    added = _product("hspm,hbnsc->nhbpmc", tables.inputs, z, state.dtype, z.dtype)
+    states, state = _recur(tables.read_decay[:, -1], added, state)
+    states = jnp.moveaxis(states, 0, 2)
+    return states.reshape(*states.shape[:3], -1, states.shape[-1]), state
+
+
+@jax.custom_vjp
+def _recur(decay: Array, added: Array, state: Array) -> tuple[Array, Array]:
+    """x_{n+1} = decay x_n + added_n over axis 0: the x before each step, and the last.
+
+    decay [Hkv, 2, M], added [N, Hkv, B, 2, M, C], state [Hkv, B, 2, M, C]. The adjoint is the same recurrence, backwards, with
+    the conjugate decay; written out so that the decay's gradient is one product over all steps.
+    """
+    real, imag = decay[:, None, 0, :, None], decay[:, None, 1, :, None]
+
+    def step(state: Array, added: Array) -> tuple[Array, Array]:
+        turned = [real * state[:, :, 0] - imag * state[:, :, 1], real * state[:, :, 1] + imag * state[:, :, 0]]
+        return jnp.stack(turned, axis=2) + added, state
+
+    last, before = jax.lax.scan(step, state, added)
+    return before, last
+
+
+def _recur_forward(decay: Array, added: Array, state: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    before, last = _recur(decay, added, state)
+    return (before, last), (decay, before)
+
+
+def _recur_backward(saved: tuple[Array, Array], cotangents: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    decay, before = saved
+    before_bar, last_bar = cotangents
+    added_bar, state_bar = _recur(_conjugate(decay), before_bar[::-1], last_bar)
+    added_bar = added_bar[::-1]
+    return _decay_gradient("nhbpmc,nhbqmc->hpqm", added_bar, before), added_bar, state_bar
+
+
+_recur.defvjp(_recur_forward, _recur_backward)
+
+
+@jax.custom_vjp
+def _turn(x: Array, decay: Array) -> Array:
+    """Modes x [Hkv, B, N, G, K, 2M] times their decays [Hkv, K, 2, M]; the decay's gradient is one product over all chunks."""
+    return _flat(complex_multiply(_pairs(x), decay[:, None, None, None]))
+
+
+def _turn_forward(x: Array, decay: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _turn(x, decay), (x, decay)
+
+
+def _turn_backward(saved: tuple[Array, Array], out_bar: Array) -> tuple[Array, Array]:
+    x, decay = saved
+    return _turn(out_bar, _conjugate(decay)), _decay_gradient("hbngtpm,hbngtqm->htpqm", _pairs(out_bar), _pairs(x))
+
+
+_turn.defvjp(_turn_forward, _turn_backward)
+
+
+def _decay_gradient(subscripts: str, out_bar: Array, x: Array) -> Array:
+    """The sum of out_bar conj(x) as pairs [..., 2, M], from the real products [..., 2, 2, M] that the subscripts give."""
+    products = jnp.einsum(subscripts, out_bar, x, precision="highest")
+    real = products[..., 0, 0, :] + products[..., 1, 1, :]
+    return jnp.stack([real, products[..., 1, 0, :] - products[..., 0, 1, :]], axis=-2)
+
+
+def _product(subscripts: str, a: Array, b: Array, accumulator: jnp.dtype, dtype: jnp.dtype | None = None) -> Array:
+    """einsum with operands in `dtype` (their own if None), accumulated and returned in the state's dtype."""
+    if dtype is not None:
+        a, b = a.astype(dtype), b.astype(dtype)
+    return jnp.einsum(subscripts, a, b, precision="highest", preferred_element_type=accumulator)
+
+
+def _chunk(x: Array, size: int) -> Array:
+    """[B, N K, Hkv, *inner, C] to [Hkv, B, N, *inner, K, C]."""
+    x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
+    return jnp.moveaxis(jnp.moveaxis(x, 2, -2), 2, 0)
+
+
+def _unchunk(x: Array) -> Array:
+    """[Hkv, B, N, *inner, K, C] to [B, N K, Hkv, *inner, C]."""
+    x = jnp.moveaxis(jnp.moveaxis(x, 0, 2), -2, 2)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def _skew(scores: Array) -> Array:
+    """[..., t, s] to [..., t, j], s = t - (K-1-j): columns become reversed lags; zero where a lag reaches before the chunk."""
+    size = scores.shape[-1]
+    flat = scores.reshape(*scores.shape[:-2], size * size)
+    flat = jnp.pad(flat, [(0, 0)] * (flat.ndim - 1) + [(size - 1, 1)])
+    return jnp.where(_reaches(size), flat.reshape(*scores.shape[:-2], size, size + 1)[..., :size], 0)
+
+
+def _unskew(lags: Array) -> Array:
+    """[..., t, j] over reversed lags to [..., t, s], j = K-1-t+s: columns become positions; zero in the future."""
+    size = lags.shape[-1]
+    flat = jnp.pad(lags, [(0, 0)] * (lags.ndim - 1) + [(0, 1)]).reshape(*lags.shape[:-2], size * (size + 1))
+    return jnp.tril(flat[..., size - 1 : size - 1 + size * size].reshape(lags.shape))
+
+
+def _reaches(size: int) -> Array:
+    """[t, j]: whether reversed lag j, from token t, lies inside the chunk."""
+    return jnp.arange(size)[None, :] >= size - 1 - jnp.arange(size)[:, None]
+
+
+def _conjugate(pairs: Array) -> Array:
+    return pairs * jnp.array([1, -1], pairs.dtype)[:, None]
+
+
+def _pairs(x: Array) -> Array:
+    return x.reshape(*x.shape[:-1], 2, -1)
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(*x.shape[:-2], -1)

@@ -1,0 +1,158 @@
+"""The diagonal recurrence of one head: S4D-Inv parameters, and the tables of lambda powers made from them.
+
+The pair (log decay, angle) is the only source of lambda = exp(log_decay + i angle). Every power is taken from the pair
+at its own lag, with the phase reduced modulo 2 pi before its cosine, and no negative power is ever formed; so any decay
+is exact, and an angle of 128 rad per step (reached at initialisation) is as accurate as one of 0.1.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from interdomain_jax.array_types import Complex, Modes
+
+Read = Literal["bilinear", "hermitian"]
+
+# 2 pi = _TURN_HIGH + _TURN_MID + _TURN_LOW. The first part has 8 significant bits and the second 11, so that their products with any
+# whole number of turns below 2^13 are exact in float32 (Cody and Waite's reduction).
+_TURN_HIGH = 201 / 32
+_TURN_MID = math.floor((2 * math.pi - _TURN_HIGH) * 2**20) / 2**20
+_TURN_LOW = 2 * math.pi - _TURN_HIGH - _TURN_MID
+# Angles are split at this grid: a multiple of 2^-9 below pi has 11 bits, so its product with a lag of up to 2^12 is exact.
+_PHASE_GRID = 2.0**9
+MAX_LAG = 2**12
+
+
+class Dynamics(NamedTuple):
+    """One complex diagonal state-space recurrence for each of Hkv heads, discretised, with its readout.
+
+    The state follows x_t = exp(log_decay + i angle) x_{t-1} + input_weight z_t, and its coefficients are
+    readout @ x_t (paper, section 2, steps 6 and 7).
+
+    Attributes:
+        log_decay: [Hkv, M], Delta Re(A), nats per step, at most 0.
+        angle: [Hkv, M], Delta Im(A), radians per step.
+        input_weight: pair of [Hkv, M], the discretised B.
+        readout: pair of [Hkv, M, M], the full matrix C; rows are coefficients, columns are modes.
+        mode_weights: [Hkv, M], a real weight on each coefficient where the modes are summed, or None for ones.
+    """
+
+    log_decay: Modes
+    angle: Modes
+    input_weight: Complex
+    readout: Complex
+    mode_weights: Modes | None = None
+
+
+def s4d_inv(state_dim: int) -> Complex:
+    """The S4D-Inv eigenvalues A_n = -1/2 + i (M/pi) (M/(2n+1) - 1), n = 0..M-1, each part [M] in float64 (paper, section 2)."""
+    n = np.arange(state_dim)
+    imag = state_dim / math.pi * (state_dim / (2 * n + 1) - 1)
+    return Complex(np.full(state_dim, -0.5), imag)
+
+
+def discretize(
+    log_delta: Float[Array, " Hkv"],
+    log_neg_a_real: Modes,
+    a_imag: Modes,
+    readout: Complex,
+    mode_weights: Modes | None = None,
+) -> Dynamics:
+    """Zero-order hold of A over a step of length Delta: lambda = exp(Delta A), input weight (exp(Delta A) - 1) / A.
+
+    Args:
+        log_delta: [Hkv], log of the step length.
+        log_neg_a_real: [Hkv, M], log(-Re A), so that no value of the parameter can make the state grow.
+        a_imag: [Hkv, M], Im A.
+        readout: pair of [Hkv, M, M].
+        mode_weights: [Hkv, M] or None.
+
+    Returns:
+        The `Dynamics`, in the dtype of its arguments.
+    """
+    delta = jnp.exp(log_delta)[:, None]
+    a_real = -jnp.exp(log_neg_a_real)
+    log_decay, angle = delta * a_real, delta * a_imag
+    coarse, fine = _split_angle(angle)
+    phase = coarse + fine
+    # exp(Delta A) - 1 without the cancellation of slow modes: expm1 for the decay, cos - 1 = -2 sin^2(half) for the turn.
+    real = jnp.expm1(log_decay) * jnp.cos(phase) - 2 * jnp.sin(phase / 2) ** 2
+    imag = jnp.exp(log_decay) * jnp.sin(phase)
+    norm = a_real**2 + a_imag**2
+    input_weight = Complex((real * a_real + imag * a_imag) / norm, (imag * a_real - real * a_imag) / norm)
+    return Dynamics(log_decay, angle, input_weight, readout, mode_weights)
+
+
+def lambda_powers(log_decay: Modes, angle: Modes, lags: Array) -> Float[Array, "Hkv L 2 M"]:
+    """exp(lag (log_decay + i angle)) for each lag, as real pairs: [Hkv, L, 2, M].
+
+    Lags are whole numbers in [0, MAX_LAG]; the absolute error of every phase is a few float32 units whatever the lag.
+    """
+    lags = lags.astype(log_decay.dtype)[:, None]
+    coarse, fine = _split_angle(angle)
+    turned = lags * coarse[:, None]
+    turns = _whole_turns(turned)
+    phase = turned - turns * _TURN_HIGH - turns * _TURN_MID - turns * _TURN_LOW + lags * fine[:, None]
+    magnitude = jnp.exp(lags * log_decay[:, None])
+    return jnp.stack([magnitude * jnp.cos(phase), magnitude * jnp.sin(phase)], axis=2)
+
+
+def input_powers(dynamics: Dynamics, lags: Array) -> Float[Array, "Hkv L 2 M"]:
+    """The response of each mode to one unit input, `lag` steps later: input_weight * lambda^lag (P in the design)."""
+    return complex_multiply(
+        lambda_powers(dynamics.log_decay, dynamics.angle, lags),
+        jnp.stack(dynamics.input_weight, axis=1)[:, None],
+    )
+
+
+def complex_multiply(a: Array, b: Array) -> Array:
+    """Product of complex numbers stored as pairs on axis -2, broadcasting over the other axes."""
+    a_real, a_imag, b_real, b_imag = a[..., 0, :], a[..., 1, :], b[..., 0, :], b[..., 1, :]
+    return jnp.stack([a_real * b_real - a_imag * b_imag, a_real * b_imag + a_imag * b_real], axis=-2)
+
+
+def read_matrix(dynamics: Dynamics, read: Read) -> Float[Array, "Hkv m n"]:
+    """The real [2M, 2M] matrix that takes y = X_k q (row vector, real parts then imaginary) to the weights of the values' state.
+
+    The weights w are C^T W C y for the bilinear read and conj(C^H W C y) for the hermitian one, W = diag(mode_weights).
+    The output is Re(w . X_v) = Re w . Re X_v - Im w . Im X_v, so the row vector returned by `y @ matrix` is
+    (Re w, -Im w), ready to be multiplied with a state stored as (real, imaginary).
+    """
+    readout = jax.lax.complex(*dynamics.readout)
+    left = readout.conj() if read == "hermitian" else readout
+    if dynamics.mode_weights is not None:
+        left = left * dynamics.mode_weights[..., None]
+    gram = jnp.einsum("hci,hcj->hji", left, readout, precision="highest")
+    real, imag = gram.real, gram.imag
+    if read == "hermitian":
+        return jnp.block([[real, imag], [-imag, real]])
+    return jnp.block([[real, -imag], [-imag, -real]])
+
+
+def contraction_weights(dynamics: Dynamics) -> Float[Array, "Hkv 2 M"]:
+    """Weights w = C^T mode_weights of the linear contraction Re(w . x), as the pair (Re w, -Im w): [Hkv, 2, M]."""
+    weights = dynamics.mode_weights
+    if weights is None:
+        weights = jnp.ones_like(dynamics.log_decay)
+    real, imag = (jnp.einsum("hc,hcm->hm", weights, part, precision="highest") for part in dynamics.readout)
+    return jnp.stack([real, -imag], axis=1)
+
+
+def _split_angle(angle: Array) -> tuple[Array, Array]:
+    """angle modulo 2 pi as a coarse part on the grid of 2^-9 rad and a fine remainder, with no digit of the angle lost.
+
+    The coarse part is a constant to autodiff; the fine part carries the whole derivative.
+    """
+    turns = _whole_turns(angle)
+    rest = angle - turns * _TURN_HIGH
+    coarse = jax.lax.stop_gradient(jnp.round(rest * _PHASE_GRID) / _PHASE_GRID)
+    return coarse, (rest - coarse) - turns * _TURN_MID - turns * _TURN_LOW
+
+
+def _whole_turns(angle: Array) -> Array:
+    return jax.lax.stop_gradient(jnp.round(angle / (2 * math.pi)))

@@ -1,0 +1,74 @@
+"""The reference: one token at a time. Its step is also what decodes.
+
+Even here the coefficients U = C X_k and Gamma = C X_v are never formed: by associativity the read
+xi(q)^T U^T Gamma is (C^T C X_k q)^T X_v, which costs O(M (R + D) + M^2) a token instead of O(M^2 (R + D)).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from interdomain_jax.array_types import Channels, Keys, Output, Queries, State, Values
+from interdomain_jax.ops.dynamics import Dynamics, Read, contraction_weights, lambda_powers, read_matrix
+
+
+def interdomain_sequential(
+    q: Queries, k: Keys, v: Values, dynamics: Dynamics, initial_state: State, read: Read
+) -> tuple[Output, State]:
+    """`interdomain_attention` by a scan over tokens; arguments already validated."""
+    batch, _, heads, width = q.shape
+    groups = heads // k.shape[2]
+    dtype = initial_state.dtype
+    grouped = q.reshape(*q.shape[:2], k.shape[2], groups, width)
+    advance = _update(dynamics)
+    matrix = read_matrix(dynamics, read)
+
+    def step(state: State, token: tuple[Array, Array]) -> tuple[State, Array]:
+        query, channels = token
+        state = advance(state, channels)
+        modes = state.reshape(*state.shape[:2], -1, state.shape[-1])
+        y = jnp.einsum("bhgr,bhmr->bhgm", query, modes[..., :width], precision="highest")
+        w = jnp.einsum("bhgm,hmn->bhgn", y, matrix, precision="highest")
+        return state, jnp.einsum("bhgm,bhmd->bhgd", w, modes[..., width:], precision="highest")
+
+    tokens = (_by_token(grouped, dtype), _by_token(jnp.concatenate([k, v], axis=-1), dtype))
+    final_state, out = jax.lax.scan(step, initial_state, tokens)
+    return jnp.moveaxis(out, 0, 1).reshape(batch, -1, heads, v.shape[-1]).astype(v.dtype), final_state
+
+
+def linear_sequential(z: Channels, dynamics: Dynamics, initial_state: State) -> tuple[Channels, State]:
+    """`linear_contraction` by a scan over tokens; arguments already validated."""
+    advance = _update(dynamics)
+    weights = contraction_weights(dynamics)
+
+    def step(state: State, channels: Array) -> tuple[State, Array]:
+        state = advance(state, channels)
+        return state, jnp.einsum("hpm,bhpmc->bhc", weights, state, precision="highest")
+
+    final_state, out = jax.lax.scan(step, initial_state, _by_token(z, initial_state.dtype))
+    return jnp.moveaxis(out, 0, 1).astype(z.dtype), final_state
+
+
+def _update(dynamics: Dynamics):
+    """The recurrence x <- lambda x + b z as a function of (state, channels [B, Hkv, C])."""
+    decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1))[:, 0]
+    decay_real, decay_imag = decay[:, 0, :, None], decay[:, 1, :, None]
+    input_real, input_imag = (part[..., None] for part in dynamics.input_weight)
+
+    def update(state: State, channels: Float[Array, "B Hkv C"]) -> State:
+        real, imag = state[:, :, 0], state[:, :, 1]
+        z = channels[:, :, None, :]
+        return jnp.stack(
+            [
+                decay_real * real - decay_imag * imag + input_real * z,
+                decay_real * imag + decay_imag * real + input_imag * z,
+            ],
+            axis=2,
+        )
+
+    return update
+
+
+def _by_token(x: Array, dtype: jnp.dtype) -> Array:
+    return jnp.moveaxis(x, 1, 0).astype(dtype)
