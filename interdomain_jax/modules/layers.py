@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Float
 
 from interdomain_jax.array_types import Activations, Positions
+from interdomain_jax.ops.dynamics import complex_multiply
 
 CONVOLUTION_WIDTH = 4
 """Taps of the short convolution (paper, section 2, step 2)."""
@@ -55,10 +56,11 @@ def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = 1
     """
     half = x.shape[-1] // 2
     frequencies = base ** (-jnp.arange(half) / half)
-    angles = positions[:, :, None, None] * frequencies
+    angles = (positions[:, :, None] * frequencies)[:, :, None, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = x[..., :half], x[..., half:]
-    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)
+    pairs = x.reshape(*x.shape[:-1], 2, half)
+    turned = complex_multiply(pairs, jnp.concatenate([cos, sin], axis=-2))
+    return turned.reshape(x.shape).astype(x.dtype)
 
 
 class ShortConvolution(nn.Module):

@@ -191,12 +191,17 @@ class InterdomainAttention(nn.Module):
             (heads,),
             self.param_dtype,
         )
-        log_neg_a_real = self.param("log_neg_a_real", _every_head(np.log(-eigenvalues.real)), (heads, modes), self.param_dtype)
+        log_neg_a_real = self.param(
+            "log_neg_a_real", _every_head(np.log(-eigenvalues.real)), (heads, modes), self.param_dtype
+        )
         a_imag = self.param("a_imag", _every_head(eigenvalues.imag), (heads, modes), self.param_dtype)
         # Complex entries of variance 1/M, so that C keeps the size of the state.
         readout_init = nn.initializers.normal((2 * modes) ** -0.5)
         readout = Complex(
-            *(self.param(f"readout_{part}", readout_init, (heads, modes, modes), self.param_dtype) for part in ("real", "imag"))
+            *(
+                self.param(f"readout_{part}", readout_init, (heads, modes, modes), self.param_dtype)
+                for part in ("real", "imag")
+            )
         )
         # The published counts give these weights to the cells with a single input; elsewhere C alone weighs the coefficients.
         mode_weights = None
@@ -274,7 +279,9 @@ class SoftmaxAttention(nn.Module):
     def init_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
         """An empty cache for at most `max_length` tokens."""
         shape = (batch_size, max_length, self.num_kv_heads or self.num_heads, self.head_dim)
-        return KeyValueCache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros(batch_size, jnp.int32))
+        return KeyValueCache(
+            jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros(batch_size, jnp.int32)
+        )
 
 
 MIXERS = {

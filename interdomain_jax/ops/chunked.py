@@ -170,11 +170,10 @@ def _recur(decay: Array, added: Array, state: Array) -> tuple[Array, Array]:
     decay [Hkv, 2, M], added [N, Hkv, B, 2, M, C], state [Hkv, B, 2, M, C]. The adjoint is the same recurrence, backwards, with
     the conjugate decay; written out so that the decay's gradient is one product over all steps.
     """
-    real, imag = decay[:, None, 0, :, None], decay[:, None, 1, :, None]
+    decay = decay[:, None, :, :, None]
 
     def step(state: Array, added: Array) -> tuple[Array, Array]:
-        turned = [real * state[:, :, 0] - imag * state[:, :, 1], real * state[:, :, 1] + imag * state[:, :, 0]]
-        return jnp.stack(turned, axis=2) + added, state
+        return complex_multiply(state, decay, axis=-3) + added, state
 
     last, before = jax.lax.scan(step, state, added)
     return before, last

@@ -54,9 +54,7 @@ def interdomain_attention(
         ValueError: a shape, a read, a chunk size or an implementation that does not fit, in one sentence.
     """
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        raise ValueError(
-            f"q, k and v must be [B, T, heads, width]; got shapes {q.shape}, {k.shape} and {v.shape}."
-        )
+        raise ValueError(f"q, k and v must be [B, T, heads, width]; got shapes {q.shape}, {k.shape} and {v.shape}.")
     if k.shape[:3] != v.shape[:3] or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise ValueError(
             f"q [B, T, H, R], k [B, T, Hkv, R] and v [B, T, Hkv, D] must agree; got {q.shape}, {k.shape} and {v.shape}."

@@ -4,13 +4,21 @@ Even here the coefficients U = C X_k and Gamma = C X_v are never formed: by asso
 xi(q)^T U^T Gamma is (C^T C X_k q)^T X_v, which costs O(M (R + D) + M^2) a token instead of O(M^2 (R + D)).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
 
 from interdomain_jax.array_types import Channels, Keys, Output, Queries, State, Values
-from interdomain_jax.ops.dynamics import Dynamics, Read, contraction_weights, lambda_powers, read_matrix
+from interdomain_jax.ops.dynamics import (
+    Dynamics,
+    Read,
+    complex_multiply,
+    contraction_weights,
+    lambda_powers,
+    read_matrix,
+)
 
 
 def interdomain_sequential(
@@ -50,24 +58,11 @@ def linear_sequential(z: Channels, dynamics: Dynamics, initial_state: State) -> 
     return jnp.moveaxis(out, 0, 1).astype(z.dtype), final_state
 
 
-def _update(dynamics: Dynamics):
-    """The recurrence x <- lambda x + b z as a function of (state, channels [B, Hkv, C])."""
-    decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1))[:, 0]
-    decay_real, decay_imag = decay[:, 0, :, None], decay[:, 1, :, None]
-    input_real, input_imag = (part[..., None] for part in dynamics.input_weight)
-
-    def update(state: State, channels: Float[Array, "B Hkv C"]) -> State:
-        real, imag = state[:, :, 0], state[:, :, 1]
-        z = channels[:, :, None, :]
-        return jnp.stack(
-            [
-                decay_real * real - decay_imag * imag + input_real * z,
-                decay_real * imag + decay_imag * real + input_imag * z,
-            ],
-            axis=2,
-        )
-
-    return update
+def _update(dynamics: Dynamics) -> Callable[[State, Array], State]:
+    """The recurrence x <- lambda x + b z as a function of the state and the channels z [B, Hkv, C]."""
+    decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1))[:, 0, :, :, None]
+    weight = jnp.stack(dynamics.input_weight, axis=1)[..., None]
+    return lambda state, z: complex_multiply(state, decay, axis=-3) + weight * z[:, :, None, None, :]
 
 
 def _by_token(x: Array, dtype: jnp.dtype) -> Array:

@@ -1,0 +1,43 @@
+"""The demo: a byte-level model of about a million parameters, minutes on two CPU cores.
+
+    python train.py --config=configs/tiny.py --workdir=runs/tiny
+    python eval.py --workdir=runs/tiny
+
+Another mixer: `--config=configs/tiny.py:s4d`; a pattern of mixers:
+`--config=configs/tiny.py:interdomain,softmax`.
+
+Expect a validation loss below 1.95 nats per byte.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+
+def get_config(mixers: str = "interdomain") -> ConfigDict:
+    """Returns the config with this mixer, or comma-separated pattern of mixers, in its layers."""
+    config = common.base_config(mixers)
+    config.name = "tiny"
+    # 256 bytes and the end of a document.
+    config.model.vocab_size = 257
+    config.model.d_model = 128
+    config.model.num_layers = 4
+    config.model.num_heads = 4
+    config.model.head_dim = 32
+    config.model.state_dim = 32
+    # Four layers compile fast and fit in memory as they are.
+    config.model.scan_layers = False
+    config.model.remat = False
+    # On purpose: CPUs are slow in bfloat16.
+    config.model.dtype = "float32"
+    config.data.tokenizer = "bytes"
+    config.data.sequence_length = 512
+    config.data.batch_size = 8
+    config.optimizer.peak_learning_rate = 2e-3
+    # An eighth of the run, about the share that the paper gives warm-up at 125M.
+    config.optimizer.warmup_steps = 50
+    config.num_steps = 400
+    config.eval_every = 100
+    config.eval_tokens = 65_536
+    config.checkpoint_every = 100
+    return config

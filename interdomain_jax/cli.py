@@ -1,0 +1,90 @@
+"""What the command-line mains share: flags, and bad input told in one sentence."""
+
+import contextlib
+import difflib
+import logging as python_logging
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses the command line; give it to `absl.app.run(main, flags_parser=parse_flags)`.
+
+    A flag that cannot be parsed, a config file that does not exist and an override of a field that
+    the config does not have end the program with one sentence on stderr. An error raised by the
+    config file's own code is a programming error and keeps its traceback.
+
+    Returns:
+        The arguments left after parsing, the program's name first.
+    """
+    program = Path(argv[0]).name
+    try:
+        _check_overrides(argv)
+        remaining = flags.FLAGS(list(argv))
+    except (flags.Error, _BadFlagError) as error:
+        sys.exit(f"{program}: {error}")
+    if len(remaining) > 1:
+        sys.exit(f"{program}: unexpected argument {remaining[1]!r}; every option is a --flag=value")
+    _hush_libraries()
+    return remaining
+
+
+@contextlib.contextmanager
+def exit_on_bad_input() -> Iterator[None]:
+    """Turns what validation raises into a one-line message and exit code 1.
+
+    Wrap only the validation that precedes a run: an exception from the run itself is a fault of the
+    program, and its traceback is wanted.
+    """
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")
+
+
+class _BadFlagError(Exception):
+    """A --config flag that names a missing file or an unknown field."""
+
+
+def _check_overrides(argv: Sequence[str]) -> None:
+    """Checks `--config=path[:argument]` and each `--config.field=value` before absl sees them."""
+    command_line = " ".join(argv[1:])
+    specified = re.search(r"(?:^|\s)--?config[=\s](\S+)", command_line)
+    if specified is None:
+        return
+    path, *argument = specified.group(1).split(":", 1)
+    if not Path(path).is_file():
+        raise _BadFlagError(f"--config={path} names no file; configs/tiny.py is one to start from")
+    # The config as its file gives it: parsed apart, and without the overrides on sys.argv.
+    apart = flags.FlagValues()
+    config = config_flags.DEFINE_config_file("config", ":".join([path, *argument]), flag_values=apart, sys_argv=[])
+    apart.mark_as_parsed()
+    for override in re.findall(r"(?:^|\s)--?(?:no)?config\.([\w.]+)", command_line):
+        _check_field(config.value, override)
+
+
+def _check_field(config: ConfigDict, override: str) -> None:
+    names = override.split(".")
+    node = config
+    for depth, name in enumerate(names):
+        known = sorted(node) if isinstance(node, ConfigDict) else []
+        if name not in known:
+            parent = ".".join(["config", *names[:depth]])
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {parent}.{close[0]}?" if close else f"known: {', '.join(known)}"
+            raise _BadFlagError(f"--config.{override}: {parent} has no field {name!r}; {hint}")
+        node = node[name]
+
+
+def _hush_libraries() -> None:
+    """Keeps the log to this package's own lines and everybody's warnings."""
+    logging.get_absl_logger().addFilter(
+        lambda record: (
+            record.levelno >= python_logging.WARNING or Path(__file__).parent in Path(record.pathname).parents
+        )
+    )

@@ -1,0 +1,201 @@
+"""Perplexity of a trained checkpoint on the validation split, by context length."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from interdomain_jax import sharding
+from interdomain_jax import workdir as workdirs
+from interdomain_jax.data.loader import (
+    DocumentSource,
+    corpus_counts,
+    evaluation_batches,
+    open_corpus,
+)
+from interdomain_jax.data.tokenizers import Tokenizer
+from interdomain_jax.experiment import build_experiment, require_positive
+from interdomain_jax.scoring import LanguageModel, make_score_function, score_batches
+
+CONTEXT_MULTIPLES = (1, 2, 4)
+SPLIT = "validation"
+
+
+class Trained(NamedTuple):
+    """A checkpoint to evaluate, its inputs checked; nothing is compiled yet.
+
+    Attributes:
+        config: the config that the run saved.
+        step: the step of the checkpoint.
+        max_tokens: tokens to score from the start of the split, None for all.
+    """
+
+    config: ConfigDict
+    step: int
+    workdir: Path
+    mesh: Mesh
+    model: LanguageModel
+    abstract_params: Any
+    tokenizer: Tokenizer
+    source: DocumentSource
+    max_tokens: int | None
+
+
+class ContextResult(NamedTuple):
+    """The score at one context length.
+
+    Attributes:
+        context_length: tokens in a window.
+        tokens: tokens scored; the same ones at every length.
+        loss: nats per token.
+        perplexity: exp(loss).
+        bits_per_byte: bits to code the scored text, per byte of it.
+    """
+
+    context_length: int
+    tokens: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+
+
+class Evaluation(NamedTuple):
+    """All figures of one evaluation; `results[0]` is at the training context.
+
+    Attributes:
+        name: of the config.
+        mixers: the repeating pattern of the model's layers.
+        parameters: number of trained parameters.
+        step: of the checkpoint.
+        corpus: its name.
+        split: of the corpus.
+        documents: in the split.
+        split_tokens: in the split.
+        split_bytes: in the split.
+        results: one for each context length.
+    """
+
+    name: str
+    mixers: tuple[str, ...]
+    parameters: int
+    step: int
+    corpus: str
+    split: str
+    documents: int
+    split_tokens: int
+    split_bytes: int
+    results: tuple[ContextResult, ...]
+
+
+def prepare(workdir: Path, *, max_tokens: int | None = None) -> Trained:
+    """Checks that `workdir` holds a checkpoint and builds the model and data it was trained with.
+
+    Raises:
+        FileNotFoundError: there is no run or no checkpoint, or its tokenizer's file is gone.
+        ValueError: `max_tokens` or a saved field is out of range.
+    """
+    if max_tokens is not None:
+        require_positive("max_tokens", max_tokens)
+    config = workdirs.load_config(workdir)
+    step = workdirs.latest_step(workdir)
+    model, tokenizer = build_experiment(config)
+    variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))
+    return Trained(
+        config=config,
+        step=step,
+        workdir=workdir,
+        mesh=sharding.data_mesh(),
+        model=model,
+        abstract_params=variables["params"],
+        tokenizer=tokenizer,
+        source=open_corpus(config.data.corpus, SPLIT, config.data.directory),
+        max_tokens=max_tokens,
+    )
+
+
+def evaluate(trained: Trained) -> Evaluation:
+    """Restores the parameters and scores the split at each of `CONTEXT_MULTIPLES`."""
+    config = trained.config
+    params = workdirs.restore_params(trained.workdir, trained.step, trained.abstract_params, trained.mesh)
+    counts = corpus_counts(trained.source, trained.tokenizer)
+    results = context_results(
+        trained.model,
+        params,
+        trained.source,
+        trained.tokenizer,
+        context_lengths=[config.data.sequence_length * n for n in CONTEXT_MULTIPLES],
+        tokens_per_batch=config.data.batch_size // config.accumulation_steps * config.data.sequence_length,
+        bytes_per_token=counts.bytes / counts.tokens,
+        max_tokens=trained.max_tokens,
+        mesh=trained.mesh,
+    )
+    return Evaluation(
+        name=config.name,
+        mixers=config.model.mixers,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        step=trained.step,
+        corpus=config.data.corpus,
+        split=SPLIT,
+        documents=counts.documents,
+        split_tokens=counts.tokens,
+        split_bytes=counts.bytes,
+        results=results,
+    )
+
+
+def context_results(
+    model: LanguageModel,
+    params: Any,
+    source: DocumentSource,
+    tokenizer: Tokenizer,
+    *,
+    context_lengths: Sequence[int],
+    tokens_per_batch: int,
+    bytes_per_token: float,
+    max_tokens: int | None,
+    mesh: Mesh,
+) -> tuple[ContextResult, ...]:
+    """Scores the same tokens in windows of each length; every token is a target exactly once.
+
+    Args:
+        model: maps tokens [B, T] to logits.
+        params: its parameters, on `mesh`.
+        source: the documents.
+        tokenizer: turns their text into ids.
+        context_lengths: the window lengths.
+        tokens_per_batch: bound on the tokens of a batch, so that memory stays level; it holds at
+            least one window for each device all the same.
+        bytes_per_token: of the whole split, closing EOS tokens included.
+        max_tokens: tokens to score from the start of the split, None for all.
+        mesh: from `sharding.data_mesh`.
+    """
+    score = make_score_function(model, mesh)
+    results = []
+    for context_length in context_lengths:
+        rows_per_device = max(1, tokens_per_batch // (context_length * mesh.size))
+        batches = evaluation_batches(
+            source,
+            tokenizer,
+            sequence_length=context_length,
+            batch_size=rows_per_device * mesh.size // jax.process_count(),
+            max_tokens=max_tokens,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        total = score_batches(score, params, batches, mesh)
+        results.append(
+            ContextResult(
+                context_length=context_length,
+                tokens=int(total.tokens),
+                loss=total.loss,
+                perplexity=float(np.exp(total.loss)),
+                bits_per_byte=total.loss / (math.log(2.0) * bytes_per_token),
+            )
+        )
+    return tuple(results)

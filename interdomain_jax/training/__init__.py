@@ -1,0 +1,1 @@
+"""Training: optimizer, state, step, loop, checkpoints and what a run reports."""

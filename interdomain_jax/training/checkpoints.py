@@ -1,0 +1,62 @@
+"""Saving and resuming: parameters, optimizer and the position in the data, as one checkpoint."""
+
+from typing import Any
+
+import grain
+import grain.checkpoint
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from interdomain_jax import workdir as workdirs
+from interdomain_jax.training.state import TrainState
+
+_OPTIMIZER_ITEM = "optimizer"
+_DATA_ITEM = "data"
+
+
+def save(checkpoints: ocp.CheckpointManager, state: TrainState, batches: grain.DatasetIterator) -> None:
+    """Saves `state`, and `batches` at its present position, under the state's step.
+
+    Returns once the arrays are copied from the devices; the files are written in the background.
+    """
+    args = {
+        workdirs.PARAMS_ITEM: ocp.args.StandardSave(state.params),
+        _OPTIMIZER_ITEM: ocp.args.StandardSave(_optimizer_item(state)),
+        _DATA_ITEM: grain.checkpoint.CheckpointSave(batches),
+    }
+    checkpoints.save(int(state.step), args=ocp.args.Composite(**args))
+
+
+def restore(
+    checkpoints: ocp.CheckpointManager,
+    step: int,
+    abstract_state: TrainState,
+    batches: grain.DatasetIterator,
+    mesh: Mesh,
+) -> TrainState:
+    """Restores what `save` wrote at `step`; moves `batches` to the position it had then.
+
+    Args:
+        checkpoints: from `workdir.open_checkpoints`.
+        step: a saved step.
+        abstract_state: the structure, shapes and dtypes to expect, from `state.abstract_state`.
+        batches: an iterator over the same data.
+        mesh: the devices to restore onto.
+    """
+    abstract = workdirs.on_every_device(abstract_state, mesh)
+    args = {
+        workdirs.PARAMS_ITEM: ocp.args.StandardRestore(abstract.params),
+        _OPTIMIZER_ITEM: ocp.args.StandardRestore(_optimizer_item(abstract)),
+        _DATA_ITEM: grain.checkpoint.CheckpointRestore(batches),
+    }
+    items = checkpoints.restore(step, args=ocp.args.Composite(**args))
+    optimizer = items[_OPTIMIZER_ITEM]
+    return TrainState(
+        step=optimizer["step"],
+        params=items[workdirs.PARAMS_ITEM],
+        opt_state=optimizer["opt_state"],
+    )
+
+
+def _optimizer_item(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "opt_state": state.opt_state}

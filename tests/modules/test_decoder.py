@@ -1,0 +1,146 @@
+"""The decoder: patterns of mixers, scanned layers, remat, and decoding that equals the whole-sequence call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interdomain_jax import MIXERS, Decoder
+
+SMALL = dict(vocab_size=61, d_model=16, num_layers=4, num_heads=2, head_dim=8, state_dim=8, chunk_size=8)
+HYBRID = ("interdomain", "interdomain", "interdomain", "softmax")
+LENGTH = 40
+
+
+def tokens_of(seed=0, length=LENGTH):
+    return jax.random.randint(jax.random.key(seed), (2, length), 0, SMALL["vocab_size"])
+
+
+def in_pieces(model, variables, tokens, sizes):
+    """Logits of the pieces, run one after the other through a cache."""
+    step = jax.jit(lambda piece, cache: model.apply(variables, piece, cache=cache))
+    cache, logits, start = model.init_cache(len(tokens), LENGTH), [], 0
+    for size in sizes:
+        out, cache = step(tokens[:, start : start + size], cache)
+        logits.append(out)
+        start += size
+    assert start == tokens.shape[1]
+    return jnp.concatenate(logits, axis=1)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("mixers", [*[(name,) for name in MIXERS], HYBRID])
+def test_prefill_then_decode_equals_the_whole_sequence(mixers):
+    """Logits to 1e-4: a prefill in two parts, then one token at a time past 30 tokens (mamba#683)."""
+    model = Decoder(mixers=mixers, **SMALL)
+    tokens = tokens_of()
+    variables = model.init(jax.random.key(1), tokens)
+    whole, no_cache = model.apply(variables, tokens)
+    assert no_cache is None
+    assert whole.dtype == jnp.float32
+    pieces = in_pieces(model, variables, tokens, [17, 3] + [1] * 20)
+    np.testing.assert_allclose(pieces, whole, atol=1e-4)
+    assert float(whole.std()) > 0.05
+
+
+@given(cuts=st.lists(st.sampled_from([1, 2, 5, 8, 9, 17]), min_size=1))
+def test_any_split_equals_the_whole_sequence(cuts):
+    sizes, left = [], LENGTH
+    for size in cuts:
+        if size < left:
+            sizes.append(size)
+            left -= size
+    model = Decoder(mixers=HYBRID, **SMALL)
+    tokens = tokens_of()
+    variables = model.init(jax.random.key(1), tokens)
+    whole, _ = model.apply(variables, tokens)
+    np.testing.assert_allclose(in_pieces(model, variables, tokens, [*sizes, left]), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixers", [("interdomain",), ("interdomain", "softmax")])
+@pytest.mark.parametrize("remat", [False, True])
+def test_scanned_layers_are_the_same_function(mixers, remat):
+    tokens = tokens_of()
+    plain = Decoder(mixers=mixers, **SMALL)
+    variables = plain.init(jax.random.key(1), tokens)
+    layers = {name: params for name, params in variables["params"].items() if name.startswith("layers_")}
+    others = {name: params for name, params in variables["params"].items() if name not in layers}
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[f"layers_{i}"] for i in range(len(layers))))
+    scanned = Decoder(mixers=mixers, scan_layers=True, remat=remat, **SMALL)
+    scanned_variables = {"params": others | {"layers": stacked}}
+
+    def loss(model, variables):
+        return jnp.mean(model.apply(variables, tokens)[0] ** 2)
+
+    value, gradient = jax.value_and_grad(lambda v: loss(plain, v))(variables)
+    scanned_value, scanned_gradient = jax.value_and_grad(lambda v: loss(scanned, v))(scanned_variables)
+    assert float(value) == pytest.approx(float(scanned_value), rel=1e-5)
+    for i in range(len(layers)):
+        pairs = zip(
+            jax.tree.leaves(gradient["params"][f"layers_{i}"]),
+            jax.tree.leaves(scanned_gradient["params"]["layers"]),
+            strict=True,
+        )
+        for mine, theirs in pairs:
+            np.testing.assert_allclose(mine, theirs[i], rtol=1e-3, atol=1e-6)
+    pieces = in_pieces(scanned, scanned_variables, tokens, [30, 1, 9])
+    np.testing.assert_allclose(pieces, plain.apply(variables, tokens)[0], atol=1e-4)
+
+
+def test_a_hybrid_repeats_its_pattern():
+    variables = jax.eval_shape(
+        Decoder(mixers=HYBRID, **(SMALL | {"num_layers": 8})).init, jax.random.key(0), tokens_of()
+    )
+    for i in range(2):
+        pattern = variables["params"][f"layers_{i}"]
+        recurrent = [("readout_real" in pattern[f"block_{j}"]["mixer"]) for j in range(4)]
+        assert recurrent == [True, True, True, False]
+
+
+def test_residual_outputs_start_smaller():
+    """W_O and W2 have standard deviation 0.02 / sqrt(2 layers), every other matrix 0.02 (paper, section 5)."""
+    model = Decoder(vocab_size=500, d_model=128, num_layers=2, num_heads=4, head_dim=32, state_dim=4)
+    params = model.init(jax.random.key(0), tokens_of())["params"]
+    block = params["layers_0"]["block_0"]
+    for small in (block["mixer"]["output"]["kernel"], block["mlp"]["w2"]["kernel"]):
+        assert float(small.std()) == pytest.approx(0.01, rel=0.05)
+    for usual in (block["mixer"]["key"]["kernel"], block["mlp"]["w1"]["kernel"], params["unembed"]["kernel"]):
+        assert float(usual.std()) == pytest.approx(0.02, rel=0.05)
+    assert float(params["embed"]["embedding"].std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_mixed_precision_keeps_float32_parameters_and_logits():
+    tokens = tokens_of()
+    model = Decoder(mixers=HYBRID, dtype="bfloat16", param_dtype="float32", **SMALL)
+    variables = model.init(jax.random.key(1), tokens)
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
+    logits, _ = model.apply(variables, tokens)
+    assert logits.dtype == jnp.float32
+    exact, _ = Decoder(mixers=HYBRID, **SMALL).apply(variables, tokens)
+    assert float(jnp.abs(logits - exact).max()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(mixers=("mamba",)), "mixers must be names from ('interdomain', "),
+        (dict(mixers=()), "mixers must be names from"),
+        (dict(num_layers=0), "num_layers must be at least 1; got 0"),
+        (
+            dict(num_layers=3, mixers=("s4d", "softmax")),
+            "num_layers must be a multiple of the 2 mixers of the pattern; got 3",
+        ),
+        (dict(head_dim=7), "head_dim must be even, for RoPE turns pairs of channels; got 7"),
+        (dict(num_kv_heads=3), "num_kv_heads must divide num_heads = 2; got 3"),
+        (dict(chunk_size=0), "chunk_size must lie between 1 and 4096; got 0"),
+        (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
+        (dict(implementation="cuda"), "implementation must be one of (None, 'sequential', 'xla'); got 'cuda'"),
+    ],
+)
+def test_bad_fields_get_one_sentence(change, message):
+    with pytest.raises(ValueError) as error:
+        Decoder(**(SMALL | change))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
