@@ -36,16 +36,15 @@ def to_numpy(tree):
 
 def random_dynamics(rng: np.random.Generator, heads: int, state_dim: int, *, mode_weights: bool = False) -> Dynamics:
     """S4D-Inv at log-uniform steps, as (log decay, angle) pairs in float32, with a random full readout."""
-    eigenvalues = s4d_inv(state_dim)
+    a = s4d_inv(state_dim)
     delta = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), (heads, 1)))
-    a = eigenvalues.real + 1j * eigenvalues.imag
     weight = (np.exp(delta * a) - 1) / a
     readout = (2 * state_dim) ** -0.5 * rng.normal(size=(2, heads, state_dim, state_dim))
     return jax.tree.map(
         lambda leaf: jnp.asarray(leaf, jnp.float32),
         Dynamics(
-            delta * eigenvalues.real,
-            delta * eigenvalues.imag,
+            delta * a.real,
+            delta * a.imag,
             Complex(weight.real, weight.imag),
             Complex(*readout),
             rng.normal(size=(heads, state_dim)) if mode_weights else None,
@@ -65,7 +64,7 @@ def random_like(rng: np.random.Generator, tree):
 
 
 def paper_coefficients(z, dynamics: Dynamics, initial_state) -> tuple[np.ndarray, np.ndarray]:
-    """[U_t, Gamma_t] = C x_t for every token, [B, T, Hkv, M, C] complex128, and the last state, one token at a time in NumPy."""
+    """[U_t, Gamma_t] = C x_t, [B, T, Hkv, M, C] complex128, and the last state, token by token in NumPy."""
     lam = np.exp(np.float64(dynamics.log_decay) + 1j * np.float64(dynamics.angle))
     weight = np.float64(dynamics.input_weight.real) + 1j * np.float64(dynamics.input_weight.imag)
     readout = np.float64(dynamics.readout.real) + 1j * np.float64(dynamics.readout.imag)

@@ -161,9 +161,7 @@ def evaluation_batches(
         "loss_mask": np.zeros(sequence_length, np.float32),
     }
     rows = slice(process_index * batch_size, (process_index + 1) * batch_size)
-    return _padded_batches(
-        _first_tokens(windows, max_tokens), padding, rows, batch_size * process_count
-    )
+    return _padded_batches(_first_tokens(windows, max_tokens), padding, rows, batch_size * process_count)
 
 
 def corpus_counts(source: DocumentSource, tokenizer: Tokenizer) -> CorpusCounts:
@@ -200,9 +198,7 @@ def _first_tokens(windows: Iterable[Window], max_tokens: int | None) -> Iterator
             return
 
 
-def _padded_batches(
-    windows: Iterator[Window], padding: Window, rows: slice, global_batch_size: int
-) -> Iterator[Batch]:
+def _padded_batches(windows: Iterator[Window], padding: Window, rows: slice, global_batch_size: int) -> Iterator[Batch]:
     while group := list(itertools.islice(windows, global_batch_size)):
         group += [padding] * (global_batch_size - len(group))
         yield {key: np.stack([window[key] for window in group[rows]]) for key in padding}
@@ -226,7 +222,6 @@ def _check_arguments(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if not 0 <= process_index < process_count:
         raise ValueError(
-            f"process_index must lie between 0 and process_count - 1, got {process_index} "
-            f"of {process_count}"
+            f"process_index must lie between 0 and process_count - 1, got {process_index} of {process_count}"
         )
     _check_not_empty(source)

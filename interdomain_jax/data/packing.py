@@ -32,18 +32,14 @@ class PackedWindows(grain.IterDataset[Window]):
         eos_id: the boundary token.
     """
 
-    def __init__(
-        self, documents: grain.IterDataset[np.ndarray], *, sequence_length: int, eos_id: int
-    ):
+    def __init__(self, documents: grain.IterDataset[np.ndarray], *, sequence_length: int, eos_id: int):
         super().__init__(documents)
         self._documents = documents
         self._sequence_length = sequence_length
         self._eos_id = eos_id
 
     def __iter__(self) -> "PackedWindowIterator":
-        return PackedWindowIterator(
-            iter(self._documents), sequence_length=self._sequence_length, eos_id=self._eos_id
-        )
+        return PackedWindowIterator(iter(self._documents), sequence_length=self._sequence_length, eos_id=self._eos_id)
 
     def __str__(self) -> str:
         return f"PackedWindows(sequence_length={self._sequence_length})"
@@ -56,9 +52,7 @@ class PackedWindowIterator(grain.DatasetIterator[Window]):
     that document's tokens have been targets: two plain numbers, whatever the length of a document.
     """
 
-    def __init__(
-        self, documents: grain.DatasetIterator[np.ndarray], *, sequence_length: int, eos_id: int
-    ):
+    def __init__(self, documents: grain.DatasetIterator[np.ndarray], *, sequence_length: int, eos_id: int):
         super().__init__(documents)
         self._documents = documents
         self._sequence_length = sequence_length

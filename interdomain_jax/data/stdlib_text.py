@@ -85,20 +85,14 @@ class StdlibText(tfds.core.GeneratorBasedBuilder):
     """TFDS builder of the corpus, with splits "train" and "validation"."""
 
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES: ClassVar[dict[str, str]] = {
-        "1.0.0": "One document per file, split by the hash of the path."
-    }
-    BUILDER_CONFIGS: ClassVar[list[StdlibTextConfig]] = [
-        config_for(sysconfig.get_paths()["stdlib"])
-    ]
+    RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "One document per file, split by the hash of the path."}
+    BUILDER_CONFIGS: ClassVar[list[StdlibTextConfig]] = [config_for(sysconfig.get_paths()["stdlib"])]
 
     def _info(self) -> tfds.core.DatasetInfo:
         return LocalInfo(
             builder=self,
             description="The text of the running Python's own standard library.",
-            features=tfds.features.FeaturesDict(
-                {"text": tfds.features.Text(), "path": tfds.features.Text()}
-            ),
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "path": tfds.features.Text()}),
             # Keeps the documents in the order of their paths; shuffling is the loader's work.
             disable_shuffling=True,
         )
@@ -108,10 +102,7 @@ class StdlibText(tfds.core.GeneratorBasedBuilder):
     ) -> dict[str, Iterator[tuple[int, dict[str, str]]]]:
         del dl_manager  # Nothing is downloaded.
         paths = text_files(self.builder_config.root)
-        splits = {
-            split: [path for path in paths if split_of(path) == split]
-            for split in ("train", "validation")
-        }
+        splits = {split: [path for path in paths if split_of(path) == split] for split in ("train", "validation")}
         for split, members in splits.items():
             if not members:
                 raise ValueError(
@@ -120,9 +111,7 @@ class StdlibText(tfds.core.GeneratorBasedBuilder):
                 )
         return {split: self._generate_examples(split, members) for split, members in splits.items()}
 
-    def _generate_examples(
-        self, split: str, paths: Sequence[str]
-    ) -> Iterator[tuple[int, dict[str, str]]]:
+    def _generate_examples(self, split: str, paths: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
         size, documents, empty, undecodable = 0, 0, 0, 0
         console = rich.console.Console(stderr=True)
         progress = rich.progress.track(
@@ -198,9 +187,7 @@ def prepare(data_dir: str, config: StdlibTextConfig | None = None) -> StdlibText
     tfds.disable_progress_bar()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare(
-                download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-            )
+            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
     except OSError:
         if not destination.exists():
             raise
@@ -218,8 +205,6 @@ def open_split(builder: StdlibText, split: str) -> TextDocuments:
     """
     name = split.partition("[")[0]
     if name not in builder.info.splits:
-        raise ValueError(
-            f"split {split!r} does not exist: the splits are {', '.join(builder.info.splits)}"
-        )
+        raise ValueError(f"split {split!r} does not exist: the splits are {', '.join(builder.info.splits)}")
     records: Any = builder.as_data_source(split=split)
     return TextDocuments(records)

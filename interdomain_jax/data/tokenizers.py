@@ -124,8 +124,7 @@ class HuggingFaceTokenizer:
         names = [name for name in EOS_NAMES if name in vocabulary]
         if not names:
             raise ValueError(
-                f"tokenizer file {path} has no end-of-sequence token under any of the names "
-                f"{', '.join(EOS_NAMES)}"
+                f"tokenizer file {path} has no end-of-sequence token under any of the names {', '.join(EOS_NAMES)}"
             )
         self.eos_id: int = vocabulary[names[0]]
 
@@ -175,9 +174,7 @@ def _mistral_model_path() -> str:
     # Found through the import system but not imported: the package itself takes seconds to load.
     package = importlib.util.find_spec("mistral_common")
     if package is None or not package.submodule_search_locations:
-        raise FileNotFoundError(
-            "tokenizer 'mistral' needs the package mistral-common, which is not installed"
-        )
+        raise FileNotFoundError("tokenizer 'mistral' needs the package mistral-common, which is not installed")
     return str(Path(package.submodule_search_locations[0]) / "data" / "tokenizer.model.v1")
 
 

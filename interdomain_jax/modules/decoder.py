@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
-from interdomain_jax.modules.layers import MATRIX_INIT_STD, RMSNorm, SwiGLU, project
+from interdomain_jax.modules.layers import MATRIX_INIT, MATRIX_INIT_STD, RMSNorm, SwiGLU, project
 from interdomain_jax.modules.mixers import MIXERS, KeyValueCache, RecurrentCache
 from interdomain_jax.ops.dynamics import MAX_LAG, Read
 from interdomain_jax.ops.interdomain import Implementation
@@ -31,8 +31,8 @@ class Decoder(nn.Module):
         num_layers: blocks; a multiple of the pattern's length.
         num_heads: query heads of every mixer.
         head_dim: width of a head.
-        mixers: the pattern, names from `MIXERS`: ("interdomain",) for the paper's model, ("interdomain",) * 3 + ("softmax",)
-            for a hybrid.
+        mixers: the pattern, names from `MIXERS`: ("interdomain",) for the paper's model, or for a hybrid
+            ("interdomain", "interdomain", "interdomain", "softmax").
         num_kv_heads: key/value heads; None for one each.
         state_dim: modes M of a recurrent mixer.
         read: "bilinear" or "hermitian", see `interdomain_attention`.
@@ -80,13 +80,13 @@ class Decoder(nn.Module):
         segment_ids: SegmentIds | None = None,
         cache: Cache | None = None,
     ) -> tuple[Logits, Cache | None]:
-        """Logits [B, T, V] float32 for tokens [B, T]; a cache in gives the cache after them out, for training leave it None."""
+        """Logits [B, T, V] float32 of tokens [B, T]; a cache in gives the cache after them out; None for training."""
         embedding = nn.Embed(
             self.vocab_size,
             self.d_model,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            embedding_init=nn.initializers.normal(MATRIX_INIT_STD),
+            embedding_init=MATRIX_INIT,
             name="embed",
         )
         x = embedding(tokens)

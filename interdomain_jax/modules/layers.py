@@ -1,5 +1,7 @@
 """The parts every decoder of the Llama family has, and the short convolution of the linear-attention family."""
 
+from functools import reduce
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,14 +10,15 @@ from jax import Array
 from jaxtyping import Float
 
 from interdomain_jax.array_types import Activations, Positions
-from interdomain_jax.ops.dynamics import complex_multiply
 
 CONVOLUTION_WIDTH = 4
 """Taps of the short convolution (paper, section 2, step 2)."""
 
-# The paper follows the GPT-2 / Llama practice: every matrix normal with standard deviation 0.02, those that write into the
-# residual stream smaller by sqrt(2 layers).
 MATRIX_INIT_STD = 0.02
+"""Standard deviation of a matrix's first entries; those that write into the residual stream divide it by
+sqrt(2 layers) (paper, section 5, which gives the latter and so implies the former)."""
+
+MATRIX_INIT = nn.initializers.normal(MATRIX_INIT_STD)
 
 
 class RMSNorm(nn.Module):
@@ -56,11 +59,10 @@ def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = 1
     """
     half = x.shape[-1] // 2
     frequencies = base ** (-jnp.arange(half) / half)
-    angles = (positions[:, :, None] * frequencies)[:, :, None, None]
+    angles = positions[:, :, None, None] * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    pairs = x.reshape(*x.shape[:-1], 2, half)
-    turned = complex_multiply(pairs, jnp.concatenate([cos, sin], axis=-2))
-    return turned.reshape(x.shape).astype(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1).astype(x.dtype)
 
 
 class ShortConvolution(nn.Module):
@@ -87,14 +89,14 @@ class ShortConvolution(nn.Module):
         if previous is None:
             previous = jnp.zeros((x.shape[0], CONVOLUTION_WIDTH - 1, width), self.dtype)
         x = jnp.concatenate([previous.astype(self.dtype), x], axis=1)
-        y = sum(kernel[i] * x[:, i : i + length] for i in range(CONVOLUTION_WIDTH))
-        return y, x[:, length:]
+        taps = [kernel[i] * x[:, i : i + length] for i in range(CONVOLUTION_WIDTH)]
+        return reduce(jnp.add, taps), x[:, length:]
 
 
 class SwiGLU(nn.Module):
-    """W2 (SiLU(W1 x) * W3 x) with the hidden width (2/3)(4 d_model) rounded up to a multiple of 128 (paper, section 2)."""
+    """W2 (SiLU(W1 x) * W3 x), its hidden width (2/3)(4 d_model) rounded up to a multiple of 128 (paper, section 2)."""
 
-    output_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD)
+    output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
 
@@ -117,7 +119,7 @@ def project(
     features: int,
     dtype: Dtype,
     param_dtype: Dtype,
-    kernel_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD),
+    kernel_init: Initializer = MATRIX_INIT,
 ) -> nn.Dense:
     """A linear map with no bias, as every one in the paper."""
     return nn.Dense(features, use_bias=False, dtype=dtype, param_dtype=param_dtype, kernel_init=kernel_init, name=name)

@@ -1,10 +1,11 @@
 """The token mixers: interdomain attention, its controls, and softmax attention, each as one Linen module.
 
-Every mixer is called as `y, cache = mixer(x, positions=..., segment_ids=..., cache=...)`: with no cache for training, with one
-for prefill and decoding, where any number of tokens may follow any other. The cells of the paper's mechanism cube are settings
-of `InterdomainAttention`, listed in `MIXERS`.
+Every mixer is called as `y, cache = mixer(x, positions=..., segment_ids=..., cache=...)`: with no cache for training,
+with one for prefill and decoding, where any number of tokens may follow any other. The cells of the paper's mechanism
+cube are settings of `InterdomainAttention`, listed in `MIXERS`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from jaxtyping import Float, Int
 from interdomain_jax.array_types import Activations, Complex, Positions, SegmentIds, State
 from interdomain_jax.modules.layers import (
     CONVOLUTION_WIDTH,
-    MATRIX_INIT_STD,
+    MATRIX_INIT,
     ShortConvolution,
     apply_rope,
     normalize_l2,
@@ -62,7 +63,7 @@ class KeyValueCache(NamedTuple):
 
 
 class InterdomainAttention(nn.Module):
-    """Interdomain attention and, by its settings, every state-space cell of the mechanism cube (paper, sections 2 and 3).
+    """Interdomain attention and, by its settings, every state-space cell of the mechanism cube (paper, sections 2, 3).
 
     Attributes:
         num_heads: query heads H.
@@ -94,7 +95,7 @@ class InterdomainAttention(nn.Module):
     chunk_size: int | None = None
     implementation: Implementation | None = None
     norm_epsilon: float = 1e-5
-    output_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD)
+    output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
 
@@ -107,7 +108,7 @@ class InterdomainAttention(nn.Module):
         segment_ids: SegmentIds | None = None,
         cache: RecurrentCache | None = None,
     ) -> tuple[Activations, RecurrentCache | None]:
-        """Mixes x [B, T, d_model]; positions [B, T] default to those that follow the cache; a cache in gives a cache out."""
+        """Mixes x [B, T, d_model]; positions default to those that follow the cache; a cache in gives a cache out."""
         batch, length, d_model = x.shape
         heads, kv_heads, width = self.num_heads, self._kv_heads, self.head_dim
         if positions is None:
@@ -128,17 +129,18 @@ class InterdomainAttention(nn.Module):
         v = projected("value", kv_heads, convolve=single)
         k, v = self._normalized_inputs(k if single else feature_map(k), v)
         dynamics = self._dynamics()
-        options = dict(
+        op: Callable[..., tuple[Array, State]]
+        if self.projection == "query":
+            q = feature_map(projected("query", heads, convolve=True, rotate=True)).astype(self.dtype)
+            op = partial(interdomain_attention, q, k, v, dynamics, read=self.read)
+        else:
+            op = partial(linear_contraction, jnp.concatenate([k, v], axis=-1), dynamics)
+        out, state = op(
             initial_state=None if cache is None else cache.state,
             segment_ids=segment_ids,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
         )
-        if self.projection == "query":
-            q = feature_map(projected("query", heads, convolve=True, rotate=True)).astype(self.dtype)
-            out, state = interdomain_attention(q, k, v, dynamics, read=self.read, **options)
-        else:
-            out, state = linear_contraction(jnp.concatenate([k, v], axis=-1), dynamics, **options)
         out = out.reshape(batch, length, -1)
         if self.output_gate:
             out = out * nn.silu(project("gate", out.shape[-1], self.dtype, self.param_dtype)(x))
@@ -203,7 +205,7 @@ class InterdomainAttention(nn.Module):
                 for part in ("real", "imag")
             )
         )
-        # The published counts give these weights to the cells with a single input; elsewhere C alone weighs the coefficients.
+        # The published counts give these weights to the cells with a single input; elsewhere C alone weighs the modes.
         mode_weights = None
         if self.inputs == "single":
             mode_weights = self.param("mode_weights", nn.initializers.ones, (heads, modes), self.param_dtype)
@@ -231,7 +233,7 @@ class SoftmaxAttention(nn.Module):
     num_heads: int
     head_dim: int
     num_kv_heads: int | None = None
-    output_init: Initializer = nn.initializers.normal(MATRIX_INIT_STD)
+    output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
 
@@ -284,7 +286,7 @@ class SoftmaxAttention(nn.Module):
         )
 
 
-MIXERS = {
+MIXERS: dict[str, Callable[..., nn.Module]] = {
     "interdomain": InterdomainAttention,
     "interdomain_no_rope": partial(InterdomainAttention, rope=False),
     "single_query": partial(InterdomainAttention, inputs="single"),

@@ -7,21 +7,23 @@ Inside a chunk of K tokens, with P_j = b lambda^j the response of the modes to a
     L[t, j] = Re(w_t P_{K-1-j})                      A[t, s] = L[t, K-1-t+s]             the unskew
     o       = A @ v + Re(w_t lambda^{t+1} X_v)
 
-where X is the state before the chunk. Lag tables run from the longest lag to the shortest, so that skew and unskew are
-a pad and a reshape (a copy, not a gather) and one table serves the read and the state. Only non-negative powers of lambda
-appear, so any decay is exact.
+where X is the state before the chunk. Lag tables run from the longest lag to the shortest, so that skew and unskew
+are a pad and a reshape (a copy, not a gather) and one table serves the read and the state. Only non-negative powers of
+lambda appear, so any decay is exact.
 
 Tokens are walked in blocks of chunks: within a block the chunks run side by side, as few large products; from block to
-block only the state is carried. Each block is recomputed in the backward pass, so what training keeps is q, k, v and one
-state a block.
+block only the state is carried. Each block is recomputed in the backward pass, so what training keeps is q, k, v and
+one state a block.
 
-Axes inside this file: [Hkv, B, N, ...], heads first, so that a product with a head's table sees all the tokens of a block at
-once; g is the queries that share a state, t and s tokens of a chunk, j reversed lags, m and p the 2M reals of M modes.
+Axes inside this file: [Hkv, B, N, ...], heads first, so that a product with a head's table sees all the tokens of a
+block at once; g is the queries that share a state, t and s tokens of a chunk, j reversed lags, m and p the 2M reals of
+M modes.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +93,7 @@ def interdomain_chunked(
 
     grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
     out, final_state = _walk(block, (grouped, k, v), dynamics, initial_state, chunk_size)
-    return out.reshape(batch, length, heads, value_width).astype(v.dtype), final_state
+    return out.reshape(batch, length, heads, value_width), final_state
 
 
 def linear_chunked(z: Channels, dynamics: Dynamics, initial_state: State, chunk_size: int) -> tuple[Channels, State]:
@@ -108,51 +110,60 @@ def linear_chunked(z: Channels, dynamics: Dynamics, initial_state: State, chunk_
         out = _product("hts,hbnsc->hbntc", kernel, channels, state_dtype, dtype)
         return state, out + _product("htm,hbnmc->hbntc", turned, states, state_dtype, dtype)
 
-    out, final_state = _walk(block, (z,), dynamics, initial_state, chunk_size)
-    return out.astype(dtype), final_state
+    return _walk(block, (z,), dynamics, initial_state, chunk_size)
 
 
 # Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache.
 _BLOCK_TOKENS = {"cpu": 4096}
 _DEFAULT_BLOCK_TOKENS = 2**18
 
-Block = Callable[[Array, tuple[Array, ...], LagTables], tuple[Array, Array]]
+Block = Callable[[Array, Any, LagTables], tuple[Array, Array]]
 
 
 def _walk(
     block: Block, tokens: tuple[Array, ...], dynamics: Dynamics, initial_state: State, chunk_size: int
 ) -> tuple[Array, State]:
     """Runs `block(state, chunked tokens, tables)` over all tokens, and puts its outputs back into [B, T, Hkv, ...]."""
-    batch, length, kv_heads = tokens[0].shape[:3]
+    batch, length, *heads = tokens[0].shape[:-1]
     chunk_size = min(chunk_size, length)
     budget = _BLOCK_TOKENS.get(jax.default_backend(), _DEFAULT_BLOCK_TOKENS)
-    block_size = max(budget // (batch * kv_heads * chunk_size), 1) * chunk_size
+    block_size = max(budget // (batch * math.prod(heads) * chunk_size), 1) * chunk_size
     tables = lag_tables(dynamics, chunk_size)
 
     state, outputs = jnp.moveaxis(initial_state, 1, 0), []
-    for start, stop, size, chunk in _spans(length, block_size, chunk_size):
-        run = jax.checkpoint(partial(_run, block, tables.shorter(chunk)))
-        blocks = tuple(jnp.moveaxis(x[:, start:stop].reshape(batch, -1, size, *x.shape[2:]), 1, 0) for x in tokens)
+    for span in _spans(length, block_size, chunk_size):
+        run = jax.checkpoint(partial(_run, block, tables.shorter(span.chunk_size)))
+        parts = (x[:, span.start : span.stop] for x in tokens)
+        blocks = tuple(jnp.moveaxis(x.reshape(batch, -1, span.block_size, *x.shape[2:]), 1, 0) for x in parts)
         state, out = jax.lax.scan(run, state, blocks)
-        outputs.append(jnp.moveaxis(out, 0, 1).reshape(batch, stop - start, *out.shape[3:]))
+        outputs.append(jnp.moveaxis(out, 0, 1).reshape(batch, span.stop - span.start, *out.shape[3:]))
     return jnp.concatenate(outputs, axis=1), jnp.moveaxis(state, 0, 1)
 
 
 def _run(block: Block, tables: LagTables, state: Array, tokens: tuple[Array, ...]) -> tuple[Array, Array]:
     state, out = block(state, tuple(_chunk(x, tables.inputs.shape[1]) for x in tokens), tables)
-    return state, _unchunk(out)
+    return state, _unchunk(out.astype(tokens[-1].dtype))
 
 
-def _spans(length: int, block_size: int, chunk_size: int) -> list[tuple[int, int, int, int]]:
-    """(start, stop, block size, chunk size) of whole blocks, of the whole chunks that are left, of the tokens that are left."""
+class Span(NamedTuple):
+    """Tokens [start, stop) that are walked in blocks of `block_size`, each in chunks of `chunk_size`."""
+
+    start: int
+    stop: int
+    block_size: int
+    chunk_size: int
+
+
+def _spans(length: int, block_size: int, chunk_size: int) -> list[Span]:
+    """The whole blocks of a sequence, then the whole chunks that are left, then the tokens that are left."""
     blocks = length // block_size * block_size
     chunks = length // chunk_size * chunk_size
     spans = [
-        (0, blocks, block_size, chunk_size),
-        (blocks, chunks, chunks - blocks, chunk_size),
-        (chunks, length, length - chunks, length - chunks),
+        Span(0, blocks, block_size, chunk_size),
+        Span(blocks, chunks, chunks - blocks, chunk_size),
+        Span(chunks, length, length - chunks, length - chunks),
     ]
-    return [span for span in spans if span[0] < span[1]]
+    return [span for span in spans if span.start < span.stop]
 
 
 def _chunk_states(z: Array, state: Array, tables: LagTables) -> tuple[Array, Array]:
@@ -167,8 +178,8 @@ def _chunk_states(z: Array, state: Array, tables: LagTables) -> tuple[Array, Arr
 def _recur(decay: Array, added: Array, state: Array) -> tuple[Array, Array]:
     """x_{n+1} = decay x_n + added_n over axis 0: the x before each step, and the last.
 
-    decay [Hkv, 2, M], added [N, Hkv, B, 2, M, C], state [Hkv, B, 2, M, C]. The adjoint is the same recurrence, backwards, with
-    the conjugate decay; written out so that the decay's gradient is one product over all steps.
+    decay [Hkv, 2, M], added [N, Hkv, B, 2, M, C], state [Hkv, B, 2, M, C]. The adjoint is the same recurrence,
+    backwards, with the conjugate decay; written out so that the decay's gradient is one product over all steps.
     """
     decay = decay[:, None, :, :, None]
 
@@ -197,7 +208,7 @@ _recur.defvjp(_recur_forward, _recur_backward)
 
 @jax.custom_vjp
 def _turn(x: Array, decay: Array) -> Array:
-    """Modes x [Hkv, B, N, G, K, 2M] times their decays [Hkv, K, 2, M]; the decay's gradient is one product over all chunks."""
+    """Modes x [Hkv, B, N, G, K, 2M] times decays [Hkv, K, 2, M]; the decays' gradient is one product over chunks."""
     return _flat(complex_multiply(_pairs(x), decay[:, None, None, None]))
 
 
@@ -214,7 +225,7 @@ _turn.defvjp(_turn_forward, _turn_backward)
 
 
 def _decay_gradient(subscripts: str, out_bar: Array, x: Array) -> Array:
-    """The sum of out_bar conj(x) as pairs [..., 2, M], from the real products [..., 2, 2, M] that the subscripts give."""
+    """The sum of out_bar conj(x) as pairs [..., 2, M], from the real products [..., 2, 2, M] of the subscripts."""
     products = jnp.einsum(subscripts, out_bar, x, precision="highest")
     real = products[..., 0, 0, :] + products[..., 1, 1, :]
     return jnp.stack([real, products[..., 1, 0, :] - products[..., 0, 1, :]], axis=-2)
@@ -240,7 +251,7 @@ def _unchunk(x: Array) -> Array:
 
 
 def _skew(scores: Array) -> Array:
-    """[..., t, s] to [..., t, j], s = t - (K-1-j): columns become reversed lags; zero where a lag reaches before the chunk."""
+    """[..., t, s] to [..., t, j], s = t - (K-1-j): columns become reversed lags; zero where s is before the chunk."""
     size = scores.shape[-1]
     flat = scores.reshape(*scores.shape[:-2], size * size)
     flat = jnp.pad(flat, [(0, 0)] * (flat.ndim - 1) + [(size - 1, 1)])

@@ -49,11 +49,10 @@ class Dynamics(NamedTuple):
     mode_weights: Modes | None = None
 
 
-def s4d_inv(state_dim: int) -> Complex:
-    """The S4D-Inv eigenvalues A_n = -1/2 + i (M/pi) (M/(2n+1) - 1), n = 0..M-1, each part [M] in float64 (paper, section 2)."""
+def s4d_inv(state_dim: int) -> np.ndarray:
+    """The S4D-Inv eigenvalues A_n = -1/2 + i (M/pi) (M/(2n+1) - 1), n = 0..M-1: [M] complex128 (paper, section 2)."""
     n = np.arange(state_dim)
-    imag = state_dim / math.pi * (state_dim / (2 * n + 1) - 1)
-    return Complex(np.full(state_dim, -0.5), imag)
+    return -0.5 + 1j * (state_dim / math.pi) * (state_dim / (2 * n + 1) - 1)
 
 
 def discretize(
@@ -80,7 +79,7 @@ def discretize(
     log_decay, angle = delta * a_real, delta * a_imag
     coarse, fine = _split_angle(angle)
     phase = coarse + fine
-    # exp(Delta A) - 1 without the cancellation of slow modes: expm1 for the decay, cos - 1 = -2 sin^2(half) for the turn.
+    # exp(Delta A) - 1 without the cancellation of slow modes: expm1 for the decay, -2 sin^2(half) for cos - 1.
     real = jnp.expm1(log_decay) * jnp.cos(phase) - 2 * jnp.sin(phase / 2) ** 2
     imag = jnp.exp(log_decay) * jnp.sin(phase)
     norm = a_real**2 + a_imag**2
@@ -121,7 +120,7 @@ def complex_multiply(a: Array, b: Array, axis: int = -2) -> Array:
 
 
 def read_matrix(dynamics: Dynamics, read: Read) -> Float[Array, "Hkv m n"]:
-    """The real [2M, 2M] matrix that takes y = X_k q (row vector, real parts then imaginary) to the weights of the values' state.
+    """The real [2M, 2M] matrix from y = X_k q (a row, real parts then imaginary) to the weights of the values' state.
 
     The weights w are C^T W C y for the bilinear read and conj(C^H W C y) for the hermitian one, W = diag(mode_weights).
     The output is Re(w . X_v) = Re w . Re X_v - Im w . Im X_v, so the row vector returned by `y @ matrix` is

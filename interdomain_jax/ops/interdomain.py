@@ -32,23 +32,25 @@ def interdomain_attention(
 ) -> tuple[Output, State]:
     """Causal attention through a fixed-size state: o_t = Re(q_t^T U_t^T Gamma_t), [U_t, Gamma_t] = C x_t.
 
-    x_t = lambda x_{t-1} + b [k_t, v_t] is one complex diagonal recurrence for each head (paper, section 2, steps 6-8), and
-    U and Gamma are never formed. One call serves training, prefill and decoding: pass the state that the last call returned.
+    x_t = lambda x_{t-1} + b [k_t, v_t] is one complex diagonal recurrence for each head (paper, section 2, steps 6-8),
+    and U and Gamma are never formed. One call serves training, prefill and decoding: pass the state that the last call
+    returned.
 
     Args:
         q: [B, T, H, R] query features.
-        k: [B, T, Hkv, R] key features; H is a multiple of Hkv, and query heads g*Hkv.. share states in order
-            (query head h reads state h // (H // Hkv)).
+        k: [B, T, Hkv, R] key features; H is a multiple of Hkv, and query head h reads state h // (H // Hkv).
         v: [B, T, Hkv, D] values.
         dynamics: the recurrence and readout of each of the Hkv states.
         initial_state: [B, Hkv, 2, M, R + D], the state before the first token; zeros if None.
         segment_ids: not yet supported; must be None.
         read: "bilinear", Re(q^T U^T Gamma), or "hermitian", Re(conj(q^T U^T) Gamma).
         chunk_size: tokens in a chunk of the chunked form, at most 4096; any value gives the same result.
-        implementation: "xla" (chunked), "sequential" (token by token), or None for the best: "xla", and "sequential" for one token.
+        implementation: "xla" (chunked), "sequential" (token by token), or None for the best: the first, and the second
+            for a single token.
 
     Returns:
-        The output [B, T, H, D] in the dtype of v, and the state after the last token in float32 (float64 if the dynamics are).
+        The output [B, T, H, D] in the dtype of v, and the state after the last token, shaped as `initial_state`, in
+        float32 (float64 if the dynamics are).
 
     Raises:
         ValueError: a shape, a read, a chunk size or an implementation that does not fit, in one sentence.
@@ -79,7 +81,7 @@ def linear_contraction(
     chunk_size: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[Channels, State]:
-    """The read of the S4D controls: r_t = Re(sum_m mode_weights_m (C x_t)_m), the same for every query (paper, section 3).
+    """The controls' read, the same for every token: r_t = Re(sum_m mode_weights_m (C x_t)_m) (paper, section 3).
 
     Args:
         z: [B, T, H, C] inputs of the recurrence.

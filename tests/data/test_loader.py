@@ -56,9 +56,7 @@ def row_major(batches, key):
     max_tokens=st.none() | st.integers(1, 60),
     **SIZES,
 )
-def test_evaluation_scores_every_token_once(
-    texts, sequence_length, batch_size, process_count, max_tokens
-):
+def test_evaluation_scores_every_token_once(texts, sequence_length, batch_size, process_count, max_tokens):
     batches_of = [
         list(
             evaluation_batches(
@@ -91,9 +89,7 @@ def test_evaluation_scores_every_token_once(
 
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(texts=TEXTS, process_count=st.integers(1, 3), seed=st.integers(0, 9), **SIZES)
-def test_training_follows_whole_documents_epoch_by_epoch(
-    texts, sequence_length, batch_size, process_count, seed
-):
+def test_training_follows_whole_documents_epoch_by_epoch(texts, sequence_length, batch_size, process_count, seed):
     epochs = 3
     documents_of = []
     for process_index in range(process_count):
@@ -116,9 +112,7 @@ def test_training_follows_whole_documents_epoch_by_epoch(
         iterator.close()
         assert inputs == [EOS, *targets[:-1]]
         documents_of.append(documents_in(targets)[:wanted])
-    order = [
-        documents_of[i % process_count][i // process_count] for i in range(epochs * len(texts))
-    ]
+    order = [documents_of[i % process_count][i // process_count] for i in range(epochs * len(texts))]
     for epoch in range(epochs):
         visited = order[epoch * len(texts) : (epoch + 1) * len(texts)]
         assert sorted(visited) == sorted(texts)

@@ -62,13 +62,12 @@ def test_bytes_round_trip(text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@hypothesis.settings(
-    deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(text=ANY_TEXT)
 def test_any_text_encodes_below_the_vocabulary_size(tokenizer, text):
     ids = tokenizer.encode(text)
-    assert ids.dtype == np.int32 and ids.ndim == 1
+    assert ids.dtype == np.int32
+    assert ids.ndim == 1
     assert np.all((ids >= 0) & (ids < tokenizer.vocab_size))
     assert tokenizer.eos_id not in ids
     assert tokenizer.eos_id < tokenizer.vocab_size

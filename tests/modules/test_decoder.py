@@ -1,5 +1,7 @@
 """The decoder: patterns of mixers, scanned layers, remat, and decoding that equals the whole-sequence call."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,15 +20,19 @@ def tokens_of(seed=0, length=LENGTH):
     return jax.random.randint(jax.random.key(seed), (2, length), 0, SMALL["vocab_size"])
 
 
+@functools.cache
+def with_cache(model):
+    """The cached call, compiled once for each length of a piece."""
+    return jax.jit(lambda variables, piece, cache: model.apply(variables, piece, cache=cache))
+
+
 def in_pieces(model, variables, tokens, sizes):
     """Logits of the pieces, run one after the other through a cache."""
-    step = jax.jit(lambda piece, cache: model.apply(variables, piece, cache=cache))
-    cache, logits, start = model.init_cache(len(tokens), LENGTH), [], 0
-    for size in sizes:
-        out, cache = step(tokens[:, start : start + size], cache)
+    assert sum(sizes) == tokens.shape[1]
+    cache, logits = model.init_cache(len(tokens), LENGTH), []
+    for piece in jnp.split(tokens, np.cumsum(sizes)[:-1], axis=1):
+        out, cache = with_cache(model)(variables, piece, cache)
         logits.append(out)
-        start += size
-    assert start == tokens.shape[1]
     return jnp.concatenate(logits, axis=1)
 
 
@@ -34,10 +40,10 @@ def in_pieces(model, variables, tokens, sizes):
 @pytest.mark.parametrize("mixers", [*[(name,) for name in MIXERS], HYBRID])
 def test_prefill_then_decode_equals_the_whole_sequence(mixers):
     """Logits to 1e-4: a prefill in two parts, then one token at a time past 30 tokens (mamba#683)."""
-    model = Decoder(mixers=mixers, **SMALL)
+    model = Decoder(mixers=mixers, **SMALL | {"num_layers": len(mixers)})
     tokens = tokens_of()
-    variables = model.init(jax.random.key(1), tokens)
-    whole, no_cache = model.apply(variables, tokens)
+    variables = jax.jit(model.init)(jax.random.key(1), tokens)
+    whole, no_cache = jax.jit(model.apply)(variables, tokens)
     assert no_cache is None
     assert whole.dtype == jnp.float32
     pieces = in_pieces(model, variables, tokens, [17, 3] + [1] * 20)
@@ -45,37 +51,39 @@ def test_prefill_then_decode_equals_the_whole_sequence(mixers):
     assert float(whole.std()) > 0.05
 
 
-@given(cuts=st.lists(st.sampled_from([1, 2, 5, 8, 9, 17]), min_size=1))
-def test_any_split_equals_the_whole_sequence(cuts):
-    sizes, left = [], LENGTH
-    for size in cuts:
-        if size < left:
-            sizes.append(size)
-            left -= size
-    model = Decoder(mixers=HYBRID, **SMALL)
+PIECES = (1, 2, 5, 8, 9, 17)
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=LENGTH))
+def test_any_split_equals_the_whole_sequence(sizes):
+    """Pieces shorter than, equal to and longer than a chunk of 8, in any order; what is left goes token by token."""
+    fitting = [size for size, end in zip(sizes, np.cumsum(sizes), strict=True) if end <= LENGTH]
+    fitting += [1] * (LENGTH - sum(fitting))
+    model = Decoder(mixers=("interdomain", "softmax"), **SMALL | {"num_layers": 2})
     tokens = tokens_of()
     variables = model.init(jax.random.key(1), tokens)
     whole, _ = model.apply(variables, tokens)
-    np.testing.assert_allclose(in_pieces(model, variables, tokens, [*sizes, left]), whole, atol=1e-4)
+    np.testing.assert_allclose(in_pieces(model, variables, tokens, fitting), whole, atol=1e-4)
 
 
 @pytest.mark.parametrize("mixers", [("interdomain",), ("interdomain", "softmax")])
 @pytest.mark.parametrize("remat", [False, True])
 def test_scanned_layers_are_the_same_function(mixers, remat):
     tokens = tokens_of()
-    plain = Decoder(mixers=mixers, **SMALL)
+    settings = SMALL | {"num_layers": 2 * len(mixers)}
+    plain = Decoder(mixers=mixers, **settings)
     variables = plain.init(jax.random.key(1), tokens)
     layers = {name: params for name, params in variables["params"].items() if name.startswith("layers_")}
     others = {name: params for name, params in variables["params"].items() if name not in layers}
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[f"layers_{i}"] for i in range(len(layers))))
-    scanned = Decoder(mixers=mixers, scan_layers=True, remat=remat, **SMALL)
+    scanned = Decoder(mixers=mixers, scan_layers=True, remat=remat, **settings)
     scanned_variables = {"params": others | {"layers": stacked}}
 
     def loss(model, variables):
         return jnp.mean(model.apply(variables, tokens)[0] ** 2)
 
-    value, gradient = jax.value_and_grad(lambda v: loss(plain, v))(variables)
-    scanned_value, scanned_gradient = jax.value_and_grad(lambda v: loss(scanned, v))(scanned_variables)
+    value, gradient = jax.jit(jax.value_and_grad(lambda v: loss(plain, v)))(variables)
+    scanned_value, scanned_gradient = jax.jit(jax.value_and_grad(lambda v: loss(scanned, v)))(scanned_variables)
     assert float(value) == pytest.approx(float(scanned_value), rel=1e-5)
     for i in range(len(layers)):
         pairs = zip(
@@ -85,7 +93,7 @@ def test_scanned_layers_are_the_same_function(mixers, remat):
         )
         for mine, theirs in pairs:
             np.testing.assert_allclose(mine, theirs[i], rtol=1e-3, atol=1e-6)
-    pieces = in_pieces(scanned, scanned_variables, tokens, [30, 1, 9])
+    pieces = in_pieces(scanned, scanned_variables, tokens, [39, 1])
     np.testing.assert_allclose(pieces, plain.apply(variables, tokens)[0], atol=1e-4)
 
 

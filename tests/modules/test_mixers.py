@@ -144,8 +144,9 @@ def test_a_sequence_in_pieces_equals_the_whole(name):
     variables = initialised(mixer, x)
     whole, _ = mixer.apply(variables, x)
     cache, pieces = mixer.init_cache(2, 16), []
+    step = jax.jit(lambda piece, cache: mixer.apply(variables, piece, cache=cache))
     for piece in jnp.split(x, [5, 6, 7, 12], axis=1):
-        y, cache = mixer.apply(variables, piece, cache=cache)
+        y, cache = step(piece, cache)
         pieces.append(y)
     np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole, atol=1e-5)
     np.testing.assert_array_equal(cache.position, 16)

@@ -24,13 +24,12 @@ def test_the_fastest_published_mode_turns_128_rad_per_step():
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-2, 1e-1])
 def test_discretize_is_the_zero_order_hold(delta):
-    eigenvalues = s4d_inv(64)
-    a = eigenvalues.real + 1j * eigenvalues.imag
+    a = s4d_inv(64)
     readout = Complex(jnp.eye(64)[None], jnp.zeros((1, 64, 64)))
     dynamics = discretize(
         jnp.log(jnp.full(1, delta)),
-        jnp.log(-jnp.asarray(eigenvalues.real, jnp.float32))[None],
-        jnp.asarray(eigenvalues.imag, jnp.float32)[None],
+        jnp.log(-jnp.asarray(a.real, jnp.float32))[None],
+        jnp.asarray(a.imag, jnp.float32)[None],
         readout,
     )
     np.testing.assert_allclose(dynamics.log_decay[0], delta * a.real, rtol=2e-6)
@@ -57,7 +56,8 @@ def test_lambda_powers_of_extreme_decays_are_finite():
     log_decay = -jnp.logspace(-6, 4, 11)[None]
     table = lambda_powers(log_decay, jnp.ones_like(log_decay), jnp.arange(65))
     gradient = jax.grad(lambda d: lambda_powers(d, jnp.ones_like(d), jnp.arange(65)).sum())(log_decay)
-    assert np.isfinite(table).all() and np.isfinite(gradient).all()
+    assert np.isfinite(table).all()
+    assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(table[:, 0], np.stack([np.ones((1, 11)), np.zeros((1, 11))], axis=1))
 
 

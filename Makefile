@@ -1,0 +1,44 @@
+# Python 3.11 to 3.13 that makes the environment, and where the environment lies.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKDIR ?= runs/tiny
+
+.PHONY: demo test test-fast test-thorough lint bench clean
+
+# Trains the tiny model on real text, then evaluates it.
+demo: $(VENV)/run
+	$(BIN)/python train.py --config=configs/tiny.py --workdir=$(WORKDIR)
+	$(BIN)/python eval.py --workdir=$(WORKDIR)
+
+# Every test but the slow sweeps.
+test: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2
+
+# The subset that CI repeats under the newest Python and jax.
+test-fast: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m fast
+
+# The property tests with many more examples: an hour or more.
+test-thorough: $(VENV)/dev
+	JAX_PLATFORMS=cpu HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/bench
+	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/mixer.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/run: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	touch $@
+
+$(VENV)/dev $(VENV)/bench: $(VENV)/%: $(VENV)/run pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	touch $@
