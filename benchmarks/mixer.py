@@ -122,15 +122,20 @@ def compile_case(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Ca
 
 
 def measure(cases: dict[str, Case], repeats: int) -> dict[str, Measurement]:
-    """Runs the cases in turn, `repeats` times after one warm-up, leaving out those that do not fit the free memory."""
+    """Runs the cases in turn, `repeats` times, leaving out those that do not fit the free memory.
+
+    Each timed call follows an untimed one of the same program, which takes up what the case before it left behind: a
+    system that is still giving gigabytes back slows its neighbours.
+    """
     free = psutil.virtual_memory().available
     seconds: dict[str, list[float]] = {name: [] for name, case in cases.items() if case.memory < _MEMORY_SHARE * free}
-    for repeat in range(repeats + 1):
+    for _ in range(repeats):
         for name, times in seconds.items():
-            start = time.perf_counter()
-            jax.block_until_ready(cases[name].compiled(*cases[name].arguments))
-            if repeat:
-                times.append(time.perf_counter() - start)
+            for _ in range(2):
+                start = time.perf_counter()
+                jax.block_until_ready(cases[name].compiled(*cases[name].arguments))
+                elapsed = time.perf_counter() - start
+            times.append(elapsed)
     medians = {name: float(np.median(times)) for name, times in seconds.items()}
     return {name: Measurement(medians.get(name, math.nan), case.memory) for name, case in cases.items()}
 
@@ -149,7 +154,7 @@ def measure_length(length: int) -> dict[str, dict[str, Measurement]]:
         both[name] = compile_case(with_gradients(function), (arguments, cotangents))
     return {
         "forward": measure(forward, _REPEATS.value),
-        "forward + backward": measure(both, _REPEATS.value),
+        "fwd + bwd": measure(both, _REPEATS.value),
     }
 
 
@@ -160,7 +165,7 @@ def main(_: list[str]) -> None:
         Column("tokens", justify="right"),
         "pass",
         "case",
-        *(Column(header, justify="right") for header in ("ms", "memory, MB", "times the chunked form")),
+        *(Column(header, justify="right") for header in ("ms", "MB", "of chunked")),
         title=f"{_HEADS.value} heads of {_HEAD_DIM.value}, {_STATE_DIM.value} modes, float32, "
         f"{psutil.cpu_count()} cores ({jax.devices()[0].device_kind}), jax {jax.__version__}",
     )
