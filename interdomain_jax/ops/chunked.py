@@ -179,14 +179,18 @@ def _recur(decay: Array, added: Array, state: Array) -> tuple[Array, Array]:
     """x_{n+1} = decay x_n + added_n over axis 0: the x before each step, and the last.
 
     decay [Hkv, 2, M], added [N, Hkv, B, 2, M, C], state [Hkv, B, 2, M, C]. The adjoint is the same recurrence,
-    backwards, with the conjugate decay; written out so that the decay's gradient is one product over all steps.
+    backwards, with the conjugate decay; written out so that the decay's gradient is one sum over all steps.
     """
+    return _scan_states(decay, added, state)
+
+
+def _scan_states(decay: Array, added: Array, state: Array, *, reverse: bool = False) -> tuple[Array, Array]:
     decay = decay[:, None, :, :, None]
 
     def step(state: Array, added: Array) -> tuple[Array, Array]:
         return complex_multiply(state, decay, axis=-3) + added, state
 
-    last, before = jax.lax.scan(step, state, added)
+    last, before = jax.lax.scan(step, state, added, reverse=reverse)
     return before, last
 
 
@@ -197,10 +201,8 @@ def _recur_forward(decay: Array, added: Array, state: Array) -> tuple[tuple[Arra
 
 def _recur_backward(saved: tuple[Array, Array], cotangents: tuple[Array, Array]) -> tuple[Array, Array, Array]:
     decay, before = saved
-    before_bar, last_bar = cotangents
-    added_bar, state_bar = _recur(_conjugate(decay), before_bar[::-1], last_bar)
-    added_bar = added_bar[::-1]
-    return _decay_gradient("nhbpmc,nhbqmc->hpqm", added_bar, before), added_bar, state_bar
+    added_bar, state_bar = _scan_states(_conjugate(decay), *cotangents, reverse=True)
+    return _decay_gradient(added_bar, before, pair=3, over=(0, 2, 5)), added_bar, state_bar
 
 
 _recur.defvjp(_recur_forward, _recur_backward)
@@ -208,7 +210,7 @@ _recur.defvjp(_recur_forward, _recur_backward)
 
 @jax.custom_vjp
 def _turn(x: Array, decay: Array) -> Array:
-    """Modes x [Hkv, B, N, G, K, 2M] times decays [Hkv, K, 2, M]; the decays' gradient is one product over chunks."""
+    """Modes x [Hkv, B, N, G, K, 2M] times decays [Hkv, K, 2, M]; the decays' gradient is one sum over chunks."""
     return _flat(complex_multiply(_pairs(x), decay[:, None, None, None]))
 
 
@@ -218,17 +220,17 @@ def _turn_forward(x: Array, decay: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _turn_backward(saved: tuple[Array, Array], out_bar: Array) -> tuple[Array, Array]:
     x, decay = saved
-    return _turn(out_bar, _conjugate(decay)), _decay_gradient("hbngtpm,hbngtqm->htpqm", _pairs(out_bar), _pairs(x))
+    return _turn(out_bar, _conjugate(decay)), _decay_gradient(_pairs(out_bar), _pairs(x), pair=5, over=(1, 2, 3))
 
 
 _turn.defvjp(_turn_forward, _turn_backward)
 
 
-def _decay_gradient(subscripts: str, out_bar: Array, x: Array) -> Array:
-    """The sum of out_bar conj(x) as pairs [..., 2, M], from the real products [..., 2, 2, M] of the subscripts."""
-    products = jnp.einsum(subscripts, out_bar, x, precision="highest")
-    real = products[..., 0, 0, :] + products[..., 1, 1, :]
-    return jnp.stack([real, products[..., 1, 0, :] - products[..., 0, 1, :]], axis=-2)
+def _decay_gradient(out_bar: Array, x: Array, *, pair: int, over: tuple[int, ...]) -> Array:
+    """The sum of out_bar conj(x) over some axes, complex numbers in pairs on axis `pair`; the sums' pair on axis -2."""
+    sign = jnp.array([-1, 1], x.dtype).reshape([2 if axis == pair else 1 for axis in range(x.ndim)])
+    turned = jnp.flip(x, pair) * sign
+    return jnp.stack([jnp.sum(out_bar * factor, axis=(*over, pair)) for factor in (x, turned)], axis=-2)
 
 
 def _product(subscripts: str, a: Array, b: Array, accumulator: jnp.dtype, dtype: jnp.dtype | None = None) -> Array:
