@@ -66,6 +66,8 @@ def base_config(mixers: str) -> ConfigDict:
     config.data.sequence_length = 4096
     # Sequences in an optimizer update, over all devices: 128 x 4,096 = 524,288 tokens.
     config.data.batch_size = 128
+    # Sequences shuffled at a time. Not in the paper; without it a long document fills whole batches.
+    config.data.shuffle_buffer = 1024
 
     config.optimizer = ConfigDict()
     # Updates of linear warm-up.

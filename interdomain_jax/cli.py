@@ -83,7 +83,8 @@ def _check_field(config: ConfigDict, override: str) -> None:
 
 def _hush_libraries() -> None:
     """Keeps the log to this package's own lines and everybody's warnings."""
-    logging.get_absl_logger().addFilter(
+    # On the handler, not a logger: JAX logs through loggers of its own, which reach the same handler.
+    logging.get_absl_handler().addFilter(
         lambda record: (
             record.levelno >= python_logging.WARNING or Path(__file__).parent in Path(record.pathname).parents
         )

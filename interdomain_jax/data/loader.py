@@ -75,6 +75,7 @@ def train_iterator(
     sequence_length: int,
     batch_size: int,
     seed: int,
+    shuffle_buffer: int = 1,
     process_index: int = 0,
     process_count: int = 1,
 ) -> grain.DatasetIterator[Batch]:
@@ -82,8 +83,9 @@ def train_iterator(
 
     Each epoch visits the documents in a fresh order, a function of `seed` and the epoch alone.
     Process p takes documents p, p + P, p + 2P, ... of that endless order, so within an epoch every
-    document goes to exactly one process. Each process packs its own documents (see `packing`): the
-    order of windows is that of its documents, and row b of its k-th batch is window `k B + b`.
+    document goes to exactly one process. Each process packs its own documents (see `packing`) and
+    shuffles the windows within consecutive buffers, for the windows of one long document would
+    otherwise fill whole batches; row b of its k-th batch is window `k B + b` of that order.
 
     `get_state()` is a small JSON-serialisable dict describing exactly the batches returned so far;
     `set_state` on a fresh iterator with the same arguments continues bitwise. It fits grain's orbax
@@ -94,7 +96,8 @@ def train_iterator(
         tokenizer: turns their text into ids.
         sequence_length: T, tokens per row.
         batch_size: B, rows per batch of this process.
-        seed: order of the documents, 0 to 2^32 - 1.
+        seed: order of the documents and of the windows, 0 to 2^32 - 1.
+        shuffle_buffer: windows in a buffer; 1 keeps the order of the documents.
         process_index: which share of the documents to read.
         process_count: number of shares.
 
@@ -102,6 +105,8 @@ def train_iterator(
         ValueError: the source is empty, or an argument is out of its range.
     """
     _check_arguments(source, sequence_length, batch_size, process_index, process_count)
+    if shuffle_buffer < 1:
+        raise ValueError(f"shuffle_buffer must be at least 1, got {shuffle_buffer}")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must lie between 0 and 2**32 - 1, got {seed}")
     documents = (
@@ -113,7 +118,8 @@ def train_iterator(
         .to_iter_dataset(READ_AHEAD)
     )
     windows = PackedWindows(documents, sequence_length=sequence_length, eos_id=tokenizer.eos_id)
-    return iter(windows.batch(batch_size, drop_remainder=True))
+    shuffled = grain.experimental.WindowShuffleIterDataset(windows, window_size=shuffle_buffer, seed=seed)
+    return iter(shuffled.batch(batch_size, drop_remainder=True))
 
 
 def evaluation_batches(

@@ -74,6 +74,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Run:
         require_positive(field, config[field])
     if not 0 <= config.seed < 2**32:
         raise ValueError(f"seed is {config.seed}; it must be at least 0 and below 2**32")
+    require_positive("data.shuffle_buffer", config.data.shuffle_buffer)
     _check_batch_size(config, num_devices=mesh.size)
     model, tokenizer = build_experiment(config)
     optimizer = make_optimizer(num_steps=config.num_steps, **config.optimizer)
@@ -179,6 +180,7 @@ def _train_batches(run: Run) -> grain.DatasetIterator[Batch]:
         sequence_length=run.config.data.sequence_length,
         batch_size=run.config.data.batch_size // jax.process_count(),
         seed=run.config.seed,
+        shuffle_buffer=run.config.data.shuffle_buffer,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )

@@ -150,6 +150,25 @@ def test_the_global_order_is_that_of_one_process():
         assert dealt == whole
 
 
+def windows_of(count, shuffle_buffer, seed=7):
+    iterator = train_iterator(
+        LONG_AND_SHORT, BYTES, sequence_length=6, batch_size=1, seed=seed, shuffle_buffer=shuffle_buffer
+    )
+    windows = [tuple(next(iterator)["targets"][0].tolist()) for _ in range(count)]
+    iterator.close()
+    return windows
+
+
+@pytest.mark.parametrize("shuffle_buffer", [1, 8, 20])
+def test_windows_are_shuffled_within_their_buffers(shuffle_buffer):
+    in_order, shuffled = windows_of(40, 1), windows_of(40, shuffle_buffer)
+    for start in range(0, 40, shuffle_buffer):
+        buffer = slice(start, start + shuffle_buffer)
+        assert sorted(shuffled[buffer]) == sorted(in_order[buffer])
+    assert (shuffled == in_order) == (shuffle_buffer == 1)
+    assert shuffle_buffer == 1 or shuffled != windows_of(40, shuffle_buffer, seed=8)
+
+
 @pytest.fixture(scope="module")
 def training_run():
     """Sixty batches, about six epochs, and the state before each as a checkpoint stores it."""
@@ -163,7 +182,7 @@ def training_run():
 
 
 def make_iterator():
-    return train_iterator(LONG_AND_SHORT, BYTES, sequence_length=6, batch_size=3, seed=7)
+    return train_iterator(LONG_AND_SHORT, BYTES, sequence_length=6, batch_size=3, seed=7, shuffle_buffer=5)
 
 
 def assert_continues(iterator, batches):
@@ -172,9 +191,12 @@ def assert_continues(iterator, batches):
 
 
 def test_a_fresh_iterator_continues_bitwise(training_run):
+    """grain#1179: also from within a shuffled buffer."""
     batches, states = training_run
-    offsets = [json.loads(state)["offset"] for state in states]
-    assert max(offsets) > 100, "no state falls in the middle of the long document"
+    buffers = [json.loads(state) for state in states]
+    offsets = [buffer["parent_window_start_state"]["offset"] for buffer in buffers]
+    assert max(offsets) > 100, "no buffer starts in the middle of the long document"
+    assert {buffer["pos_in_window"] for buffer in buffers} == set(range(6)), "a place in a buffer was missed"
     for done in range(50):
         iterator = make_iterator()
         iterator.set_state(json.loads(states[done]))
@@ -254,6 +276,11 @@ def test_arguments_out_of_range(changed, message):
 def test_seed_out_of_range(seed):
     with pytest.raises(ValueError, match="seed must lie between"):
         train_iterator(LONG_AND_SHORT, BYTES, seed=seed, **ARGUMENTS)
+
+
+def test_shuffle_buffer_out_of_range():
+    with pytest.raises(ValueError, match="shuffle_buffer must be at least 1, got 0"):
+        train_iterator(source_of(["a"]), BYTES, seed=0, shuffle_buffer=0, **ARGUMENTS)
 
 
 def test_max_tokens_out_of_range():

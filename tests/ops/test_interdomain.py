@@ -118,6 +118,7 @@ def test_linear_chunked_against_sequential(length, chunk_size, heads, state_dim,
     check_against_float64(linear_contraction, inputs, rng, chunk_size=chunk_size)
 
 
+@pytest.mark.fast
 def test_several_blocks_of_chunks_and_both_remainders():
     """A sequence long enough for whole blocks, then whole chunks, then single tokens (4096 tokens a block on a CPU)."""
     rng = np.random.default_rng(2)

@@ -143,6 +143,7 @@ def run_main(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, program, *flags], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.fast
 def test_the_two_commands(tmp_path):
     """`train.py`, then `eval.py`, on the default corpus."""
     workdir = tmp_path / "run"
