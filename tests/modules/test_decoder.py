@@ -61,8 +61,8 @@ def test_any_split_equals_the_whole_sequence(sizes):
     fitting += [1] * (LENGTH - sum(fitting))
     model = Decoder(mixers=("interdomain", "softmax"), **SMALL | {"num_layers": 2})
     tokens = tokens_of()
-    variables = model.init(jax.random.key(1), tokens)
-    whole, _ = model.apply(variables, tokens)
+    variables = jax.jit(model.init)(jax.random.key(1), tokens)
+    whole, _ = jax.jit(model.apply)(variables, tokens)
     np.testing.assert_allclose(in_pieces(model, variables, tokens, fitting), whole, atol=1e-4)
 
 
@@ -72,7 +72,7 @@ def test_scanned_layers_are_the_same_function(mixers, remat):
     tokens = tokens_of()
     settings = SMALL | {"num_layers": 2 * len(mixers)}
     plain = Decoder(mixers=mixers, **settings)
-    variables = plain.init(jax.random.key(1), tokens)
+    variables = jax.jit(plain.init)(jax.random.key(1), tokens)
     layers = {name: params for name, params in variables["params"].items() if name.startswith("layers_")}
     others = {name: params for name, params in variables["params"].items() if name not in layers}
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[f"layers_{i}"] for i in range(len(layers))))
@@ -94,7 +94,7 @@ def test_scanned_layers_are_the_same_function(mixers, remat):
         for mine, theirs in pairs:
             np.testing.assert_allclose(mine, theirs[i], rtol=1e-3, atol=1e-6)
     pieces = in_pieces(scanned, scanned_variables, tokens, [39, 1])
-    np.testing.assert_allclose(pieces, plain.apply(variables, tokens)[0], atol=1e-4)
+    np.testing.assert_allclose(pieces, jax.jit(plain.apply)(variables, tokens)[0], atol=1e-4)
 
 
 def test_a_hybrid_repeats_its_pattern():
@@ -110,7 +110,7 @@ def test_a_hybrid_repeats_its_pattern():
 def test_residual_outputs_start_smaller():
     """W_O and W2 have standard deviation 0.02 / sqrt(2 layers), every other matrix 0.02 (paper, section 5)."""
     model = Decoder(vocab_size=500, d_model=128, num_layers=2, num_heads=4, head_dim=32, state_dim=4)
-    params = model.init(jax.random.key(0), tokens_of())["params"]
+    params = jax.jit(model.init)(jax.random.key(0), tokens_of())["params"]
     block = params["layers_0"]["block_0"]
     for small in (block["mixer"]["output"]["kernel"], block["mlp"]["w2"]["kernel"]):
         assert float(small.std()) == pytest.approx(0.01, rel=0.05)
@@ -122,7 +122,7 @@ def test_residual_outputs_start_smaller():
 def test_mixed_precision_keeps_float32_parameters_and_logits():
     tokens = tokens_of()
     model = Decoder(mixers=HYBRID, dtype="bfloat16", param_dtype="float32", **SMALL)
-    variables = model.init(jax.random.key(1), tokens)
+    variables = jax.jit(model.init)(jax.random.key(1), tokens)
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
     logits, _ = model.apply(variables, tokens)
     assert logits.dtype == jnp.float32

@@ -19,7 +19,7 @@ def make(name, **settings):
 
 def initialised(mixer, x, seed=0):
     """Parameters moved off their initial values, so that no scale is one and no bias zero."""
-    params = mixer.init(jax.random.key(seed), x)
+    params = jax.jit(mixer.init)(jax.random.key(seed), x)
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     noisy = [leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
