@@ -11,7 +11,7 @@ demo: $(VENV)/run
 	$(BIN)/python train.py --config=configs/tiny.py --workdir=$(WORKDIR)
 	$(BIN)/python eval.py --workdir=$(WORKDIR)
 
-# Every test but the slow sweeps.
+# Every test, the property tests with few examples.
 test: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2
 
@@ -29,7 +29,7 @@ lint: $(VENV)/dev
 	$(BIN)/mypy
 
 bench: $(VENV)/bench
-	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/mixer.py
+	$(BIN)/python benchmarks/mixer.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

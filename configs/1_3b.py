@@ -3,7 +3,8 @@
     python train.py --config=configs/1_3b.py --workdir=runs/1_3b
 
 The controls differ in the mixer alone: `--config=configs/1_3b.py:softmax` and `:s4d`.
-A larger accumulation_steps needs less memory.
+A larger accumulation_steps needs less memory; a batch of 128 sequences takes at most 128 / accumulation_steps
+devices.
 
 Expect, on FineWeb-Edu with the Llama 2 tokenizer, these validation losses (perplexities) of the
 paper; other text and another tokenizer give other numbers.

@@ -53,19 +53,28 @@ class _BadFlagError(Exception):
 
 def _check_overrides(argv: Sequence[str]) -> None:
     """Checks `--config=path[:argument]` and each `--config.field=value` before absl sees them."""
-    command_line = " ".join(argv[1:])
-    specified = re.search(r"(?:^|\s)--?config[=\s](\S+)", command_line)
+    specified = _value_of("config", argv)
     if specified is None:
         return
-    path, *argument = specified.group(1).split(":", 1)
+    path, *argument = specified.split(":", 1)
     if not Path(path).is_file():
         raise _BadFlagError(f"--config={path} names no file; configs/tiny.py is one to start from")
     # The config as its file gives it: parsed apart, and without the overrides on sys.argv.
     apart = flags.FlagValues()
     config = config_flags.DEFINE_config_file("config", ":".join([path, *argument]), flag_values=apart, sys_argv=[])
     apart.mark_as_parsed()
-    for override in re.findall(r"(?:^|\s)--?(?:no)?config\.([\w.]+)", command_line):
-        _check_field(config.value, override)
+    for argument_given in argv[1:]:
+        if override := re.match(r"--?(?:no)?config\.([\w.]+)", argument_given):
+            _check_field(config.value, override[1])
+
+
+def _value_of(flag: str, argv: Sequence[str]) -> str | None:
+    """The value of `--flag=value` or `--flag value` on the command line, None where it is absent."""
+    for given, following in zip(argv[1:], [*argv[2:], None], strict=True):
+        name, equals, value = given.partition("=")
+        if name in (f"-{flag}", f"--{flag}"):
+            return value if equals else following
+    return None
 
 
 def _check_field(config: ConfigDict, override: str) -> None:

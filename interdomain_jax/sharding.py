@@ -1,7 +1,7 @@
 """The device mesh and how arrays lie on it.
 
 One axis, `data`: a batch is split over every device, parameters are copied to each. Training and
-evaluation share this room, so that neither needs to know the other.
+evaluation share this module, so that neither needs to know the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,13 @@ DATA_AXIS = "data"
 
 
 def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns a one-axis mesh over `devices`, by default all of them."""
+    """Returns a one-axis mesh over `devices`, by default all of them.
+
+    Raises:
+        ValueError: there are several processes; each would write the files of the run.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(f"training and evaluation run in one process; here are {jax.process_count()}")
     devices = jax.devices() if devices is None else devices
     return jax.make_mesh((len(devices),), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 

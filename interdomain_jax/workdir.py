@@ -19,8 +19,8 @@ from interdomain_jax import sharding, strict_json
 # The parameters are an item of their own, so that a reader of the model never touches the moments.
 PARAMS_ITEM = "params"
 
-# What may change when a run goes on: where the corpora lie, and how often it reports and saves.
-# Everything else decides what the run computes.
+# What may change when a run goes on: where the corpora lie, and how often it reports and saves. Everything
+# else must match, so that a resumed run equals an uninterrupted one bit for bit.
 FREE_ON_RESUME = ("data.directory", "log_every", "checkpoint_every", "checkpoints_to_keep")
 
 
@@ -35,25 +35,33 @@ def load_config(workdir: Path) -> ConfigDict:
 
     Raises:
         FileNotFoundError: `workdir` holds no run.
+        ValueError: the saved config is damaged.
     """
     path = workdir / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{workdir} holds no run: there is no {path}")
-    return ConfigDict(_with_tuples(json.loads(path.read_text(encoding="utf-8"))))
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not the config of a run: it is not JSON") from error
+    return ConfigDict(_with_tuples(saved))
+
+
+def require_writable(field: str, directory: Path) -> None:
+    """Raises ValueError, naming the field, unless `directory` is one that can be written, or can be made."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{field} {directory} cannot be a directory: {existing} is a file")
+    if not os.access(existing, os.W_OK):
+        raise ValueError(f"{field} {directory} cannot be written: no permission for {existing}")
 
 
 def check_config(workdir: Path, config: ConfigDict) -> None:
     """Checks that `config` continues the run in `workdir`, if there is one.
 
     Raises:
-        ValueError: fields outside `FREE_ON_RESUME` differ; all are listed, with both values. Or
-            `workdir` cannot be a directory to write to.
+        ValueError: fields outside `FREE_ON_RESUME` differ; all are listed, with both values.
     """
-    existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise ValueError(f"workdir {workdir} cannot be a directory: {existing} is a file")
-    if not os.access(existing, os.W_OK):
-        raise ValueError(f"workdir {workdir} cannot be written: no permission for {existing}")
     if not (workdir / "config.json").is_file():
         return
     saved, given = _flat(load_config(workdir)), _flat(config)

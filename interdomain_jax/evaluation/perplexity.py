@@ -55,7 +55,8 @@ class ContextResult(NamedTuple):
         tokens: tokens scored; the same ones at every length.
         loss: nats per token.
         perplexity: exp(loss).
-        bits_per_byte: bits to code the scored text, per byte of it.
+        bits_per_byte: the loss in bits, per byte at the whole split's bytes per token; where the whole split is scored,
+            the bits that code its text, per byte of it.
     """
 
     context_length: int

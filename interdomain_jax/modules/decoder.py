@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
-from interdomain_jax.modules.layers import MATRIX_INIT, MATRIX_INIT_STD, RMSNorm, SwiGLU, project
-from interdomain_jax.modules.mixers import MIXERS, KeyValueCache, RecurrentCache
+from interdomain_jax.modules.layers import MATRIX_INIT, MATRIX_INIT_STD, RMSNorm, SwiGLU
+from interdomain_jax.modules.mixers import MIXERS, KeyValueCache, RecurrentCache, check_heads
 from interdomain_jax.ops.dynamics import MAX_LAG, Read
 from interdomain_jax.ops.interdomain import Implementation
 
@@ -33,10 +33,10 @@ class Decoder(nn.Module):
         head_dim: width of a head.
         mixers: the pattern, names from `MIXERS`: ("interdomain",) for the paper's model, or for a hybrid
             ("interdomain", "interdomain", "interdomain", "softmax").
-        num_kv_heads: key/value heads; None for one each.
+        num_kv_heads: key/value heads; None for one each. Mixers with a linear contraction share nothing and ignore it.
         state_dim: modes M of a recurrent mixer.
         read: "bilinear" or "hermitian", see `interdomain_attention`.
-        output_gate: the optional SiLU gate on a recurrent mixer's output.
+        output_gate: the optional SiLU gate on a recurrent mixer's output; softmax has none.
         chunk_size: tokens in a chunk; None for the default.
         implementation: of the op; None for the best on this platform.
         scan_layers: one compiled pattern, scanned over stacked parameters; the same function, compiled faster.
@@ -109,8 +109,17 @@ class Decoder(nn.Module):
                 caches.append(after)
             cache = None if cache is None else tuple(caches)
         x = RMSNorm(self.norm_epsilon, self.dtype, self.param_dtype, name="norm")(x)
-        logits = project("unembed", self.vocab_size, self.dtype, self.param_dtype)(x)
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), cache
+        logits = nn.Dense(
+            self.vocab_size,
+            use_bias=False,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            kernel_init=MATRIX_INIT,
+            # Operands in the compute dtype, sums kept in float32: the loss never sees a rounded logit.
+            dot_general=partial(jax.lax.dot_general, preferred_element_type=jnp.float32),
+            name="unembed",
+        )(x)
+        return logits, cache
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
@@ -161,7 +170,7 @@ class Decoder(nn.Module):
         return nn.initializers.normal(MATRIX_INIT_STD / (2 * self.num_layers) ** 0.5)
 
     def _check(self) -> None:
-        for field in ("vocab_size", "d_model", "num_layers", "num_heads", "head_dim", "state_dim"):
+        for field in ("vocab_size", "d_model", "num_layers", "state_dim"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1; got {getattr(self, field)}.")
         unknown = [name for name in self.mixers if name not in MIXERS]
@@ -171,10 +180,7 @@ class Decoder(nn.Module):
             raise ValueError(
                 f"num_layers must be a multiple of the {len(self.mixers)} mixers of the pattern; got {self.num_layers}."
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, for RoPE turns pairs of channels; got {self.head_dim}.")
-        if self.num_kv_heads is not None and (self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads):
-            raise ValueError(f"num_kv_heads must divide num_heads = {self.num_heads}; got {self.num_kv_heads}.")
+        check_heads(self.num_heads, self.head_dim, self.num_kv_heads)
         if self.chunk_size is not None and not 1 <= self.chunk_size <= MAX_LAG:
             raise ValueError(f"chunk_size must lie between 1 and {MAX_LAG}; got {self.chunk_size}.")
         for field, choices in (("read", get_args(Read)), ("implementation", (None, *get_args(Implementation)))):

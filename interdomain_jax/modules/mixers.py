@@ -68,7 +68,8 @@ class InterdomainAttention(nn.Module):
     Attributes:
         num_heads: query heads H.
         head_dim: width D of a head's values; the key and query features have the same width, as in every published run.
-        num_kv_heads: heads Hkv of keys, values and states; None for one each. Query heads share a state in groups.
+        num_kv_heads: heads Hkv of keys, values and states; None for one each. Query heads share a state in groups; a
+            linear contraction reads each state by itself, and ignores it.
         state_dim: complex modes M of a state.
         inputs: "dual", keys through the feature map beside raw values; "single", two generic convolved projections.
         projection: "query", each token reads the state through its own features; "linear", a learned fixed contraction.
@@ -98,6 +99,13 @@ class InterdomainAttention(nn.Module):
     output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
+
+    def __post_init__(self) -> None:
+        for field, choices in (("inputs", ("dual", "single")), ("projection", ("query", "linear"))):
+            if getattr(self, field) not in choices:
+                raise ValueError(f"{field} must be one of {choices}; got {getattr(self, field)!r}.")
+        check_heads(self.num_heads, self.head_dim, self.num_kv_heads)
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -237,6 +245,10 @@ class SoftmaxAttention(nn.Module):
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
 
+    def __post_init__(self) -> None:
+        check_heads(self.num_heads, self.head_dim, self.num_kv_heads)
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self,
@@ -296,6 +308,16 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
     "softmax": SoftmaxAttention,
 }
 """Every mixer and cell of the mechanism cube by name."""
+
+
+def check_heads(num_heads: int, head_dim: int, num_kv_heads: int | None) -> None:
+    """Raises ValueError, in one sentence, for head counts or a width that no mixer can have."""
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1; got {num_heads}.")
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"head_dim must be even, for RoPE turns pairs of channels; got {head_dim}.")
+    if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+        raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}; got {num_kv_heads}.")
 
 
 def feature_map(x: Array) -> Array:

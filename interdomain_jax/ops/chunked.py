@@ -113,7 +113,8 @@ def linear_chunked(z: Channels, dynamics: Dynamics, initial_state: State, chunk_
     return _walk(block, (z,), dynamics, initial_state, chunk_size)
 
 
-# Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache.
+# Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache. The platform
+# is the one that runs this process; the batch is the whole one, over all devices.
 _BLOCK_TOKENS = {"cpu": 4096}
 _DEFAULT_BLOCK_TOKENS = 2**18
 

@@ -102,7 +102,7 @@ def lambda_powers(log_decay: Modes, angle: Modes, lags: Array) -> Float[Array, "
 
 
 def input_powers(dynamics: Dynamics, lags: Array) -> Float[Array, "Hkv L 2 M"]:
-    """The response of each mode to one unit input, `lag` steps later: input_weight * lambda^lag (P in the design)."""
+    """The response of each mode to one unit input, `lag` steps later: input_weight * lambda^lag (P in `chunked.py`)."""
     return complex_multiply(
         lambda_powers(dynamics.log_decay, dynamics.angle, lags),
         jnp.stack(dynamics.input_weight, axis=1)[:, None],
@@ -119,22 +119,34 @@ def complex_multiply(a: Array, b: Array, axis: int = -2) -> Array:
     return a * real + jnp.flip(a, axis) * jnp.concatenate([-imag, imag], axis)
 
 
-def read_matrix(dynamics: Dynamics, read: Read) -> Float[Array, "Hkv m n"]:
-    """The real [2M, 2M] matrix from y = X_k q (a row, real parts then imaginary) to the weights of the values' state.
+class ReadFactors(NamedTuple):
+    """The read as two products: w = ((y @ readout^T) * scale) @ readout for rows y of 2M reals.
 
-    The weights w are C^T W C y for the bilinear read and conj(C^H W C y) for the hermitian one, W = diag(mode_weights).
-    The output is Re(w . X_v) = Re w . Re X_v - Im w . Im X_v, so the row vector returned by `y @ matrix` is
-    (Re w, -Im w), ready to be multiplied with a state stored as (real, imaginary).
+    With y = X_k q (real parts, then imaginary), w is C^T W C y for the bilinear read and conj(C^H W C y) for the
+    hermitian one, W = diag(mode_weights), written as (Re w, -Im w): the output Re(w . X_v), which is
+    Re w . Re X_v - Im w . Im X_v, is then a plain product with a state stored as (real, imaginary).
+
+    Attributes:
+        readout: [Hkv, 2M, 2M], C as a real matrix, [[Re C, -Im C], [Im C, Re C]].
+        scale: [Hkv, 2M], the mode weights, negated on the imaginary half for the bilinear read.
     """
-    readout = jax.lax.complex(*dynamics.readout)
-    left = readout.conj() if read == "hermitian" else readout
-    if dynamics.mode_weights is not None:
-        left = left * dynamics.mode_weights[..., None]
-    gram = jnp.einsum("hci,hcj->hji", left, readout, precision="highest")
-    real, imag = gram.real, gram.imag
-    if read == "hermitian":
-        return jnp.block([[real, imag], [-imag, real]])
-    return jnp.block([[real, -imag], [-imag, -real]])
+
+    readout: Float[Array, "Hkv c m"]
+    scale: Float[Array, "Hkv c"]
+
+
+def read_factors(dynamics: Dynamics, read: Read) -> ReadFactors:
+    """The factors of the read, for one token at a time: two products of M^2."""
+    real, imag = dynamics.readout
+    weights = jnp.ones_like(dynamics.log_decay) if dynamics.mode_weights is None else dynamics.mode_weights
+    sign = 1 if read == "hermitian" else -1
+    return ReadFactors(jnp.block([[real, -imag], [imag, real]]), jnp.concatenate([weights, sign * weights], axis=-1))
+
+
+def read_matrix(dynamics: Dynamics, read: Read) -> Float[Array, "Hkv m p"]:
+    """The two factors multiplied out, for many tokens at a time: w = y @ matrix (G in `chunked.py`)."""
+    readout, scale = read_factors(dynamics, read)
+    return jnp.einsum("hcm,hcp->hmp", readout * scale[..., None], readout, precision="highest")
 
 
 def contraction_weights(dynamics: Dynamics) -> Float[Array, "Hkv 2 M"]:

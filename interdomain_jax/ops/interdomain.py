@@ -5,6 +5,7 @@ Each checks its arguments, fills in the defaults, and hands over to one implemen
 
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -52,6 +53,8 @@ def interdomain_attention(
         The output [B, T, H, D] in the dtype of v, and the state after the last token, shaped as `initial_state`, in
         float32 (float64 if the dynamics are).
 
+    Gradients are reverse-mode; forward mode (`jax.jvp`) needs the sequential implementation.
+
     Raises:
         ValueError: a shape, a read, a chunk size or an implementation that does not fit, in one sentence.
     """
@@ -61,13 +64,16 @@ def interdomain_attention(
         raise ValueError(
             f"q [B, T, H, R], k [B, T, Hkv, R] and v [B, T, Hkv, D] must agree; got {q.shape}, {k.shape} and {v.shape}."
         )
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        _require_tokens(name, array)
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"the {q.shape[2]} query heads must be a multiple of the {k.shape[2]} key/value heads.")
     if read not in get_args(Read):
         raise ValueError(f"read must be one of {get_args(Read)}; got {read!r}.")
+    implementation = _choose(implementation, k.shape[1])
     channels = k.shape[3] + v.shape[3]
-    state = _prepare(k, dynamics, channels, initial_state, segment_ids, chunk_size)
-    if _choose(implementation, k.shape[1]) == "sequential":
+    dynamics, state = _prepare(k, dynamics, channels, initial_state, segment_ids, chunk_size)
+    if implementation == "sequential":
         return interdomain_sequential(q, k, v, dynamics, state, read)
     return interdomain_chunked(q, k, v, dynamics, state, read, chunk_size or DEFAULT_CHUNK_SIZE)
 
@@ -95,10 +101,17 @@ def linear_contraction(
     """
     if z.ndim != 4:
         raise ValueError(f"z must be [B, T, H, C]; got shape {z.shape}.")
-    state = _prepare(z, dynamics, z.shape[3], initial_state, segment_ids, chunk_size)
-    if _choose(implementation, z.shape[1]) == "sequential":
+    _require_tokens("z", z)
+    implementation = _choose(implementation, z.shape[1])
+    dynamics, state = _prepare(z, dynamics, z.shape[3], initial_state, segment_ids, chunk_size)
+    if implementation == "sequential":
         return linear_sequential(z, dynamics, state)
     return linear_chunked(z, dynamics, state, chunk_size or DEFAULT_CHUNK_SIZE)
+
+
+def _require_tokens(name: str, array: Array) -> None:
+    if 0 in array.shape:
+        raise ValueError(f"every size of {name} must be at least 1, the number of tokens too; got shape {array.shape}.")
 
 
 def _prepare(
@@ -108,27 +121,27 @@ def _prepare(
     initial_state: State | None,
     segment_ids: SegmentIds | None,
     chunk_size: int | None,
-) -> State:
-    """Checks what both ops share, and returns the initial state in the state's dtype."""
-    batch, length, heads, _ = inputs.shape
-    if length < 1:
-        raise ValueError(f"the number of tokens must be at least 1; got {length}.")
+) -> tuple[Dynamics, State]:
+    """Checks what both ops share; the dynamics and the initial state come back in the state's dtype."""
+    batch, _, heads, _ = inputs.shape
     if segment_ids is not None:
         raise ValueError("segment_ids is not supported by these implementations; pass None.")
     if chunk_size is not None and not 1 <= chunk_size <= MAX_LAG:
         raise ValueError(f"chunk_size must lie between 1 and {MAX_LAG}; got {chunk_size}.")
-    if dynamics.log_decay.ndim != 2 or dynamics.log_decay.shape[0] != heads:
-        raise ValueError(
-            f"the dynamics must have one row for each of the {heads} states; "
-            f"got log_decay of shape {dynamics.log_decay.shape}."
-        )
-    shape = (batch, heads, 2, dynamics.log_decay.shape[1], channels)
+    modes = dynamics.log_decay.shape[-1]
+    for field, value in dynamics._asdict().items():
+        shape = (heads, modes, modes) if field == "readout" else (heads, modes)
+        for leaf in jax.tree.leaves(value):
+            if leaf.shape != shape:
+                raise ValueError(f"dynamics.{field} must have shape {shape} for {heads} states; got {leaf.shape}.")
     dtype = jnp.promote_types(dynamics.log_decay.dtype, jnp.float32)
+    dynamics = jax.tree.map(lambda leaf: leaf.astype(dtype), dynamics)
+    state_shape = (batch, heads, 2, modes, channels)
     if initial_state is None:
-        return jnp.zeros(shape, dtype)
-    if initial_state.shape != shape:
-        raise ValueError(f"initial_state must have shape [B, Hkv, 2, M, C] = {shape}; got {initial_state.shape}.")
-    return initial_state.astype(dtype)
+        return dynamics, jnp.zeros(state_shape, dtype)
+    if initial_state.shape != state_shape:
+        raise ValueError(f"initial_state must have shape [B, Hkv, 2, M, C] = {state_shape}; got {initial_state.shape}.")
+    return dynamics, initial_state.astype(dtype)
 
 
 def _choose(implementation: Implementation | None, length: int) -> Implementation:

@@ -17,7 +17,7 @@ from interdomain_jax.ops.dynamics import (
     complex_multiply,
     contraction_weights,
     lambda_powers,
-    read_matrix,
+    read_factors,
 )
 
 
@@ -30,14 +30,15 @@ def interdomain_sequential(
     dtype = initial_state.dtype
     grouped = q.reshape(*q.shape[:2], k.shape[2], groups, width)
     advance = _update(dynamics)
-    matrix = read_matrix(dynamics, read)
+    readout, scale = read_factors(dynamics, read)
 
     def step(state: State, token: tuple[Array, Array]) -> tuple[State, Array]:
         query, channels = token
         state = advance(state, channels)
         modes = state.reshape(*state.shape[:2], -1, state.shape[-1])
         y = jnp.einsum("bhgr,bhmr->bhgm", query, modes[..., :width], precision="highest")
-        w = jnp.einsum("bhgm,hmn->bhgn", y, matrix, precision="highest")
+        coefficients = jnp.einsum("bhgm,hcm->bhgc", y, readout, precision="highest") * scale[:, None]
+        w = jnp.einsum("bhgc,hcm->bhgm", coefficients, readout, precision="highest")
         return state, jnp.einsum("bhgm,bhmd->bhgd", w, modes[..., width:], precision="highest")
 
     tokens = (_by_token(grouped, dtype), _by_token(jnp.concatenate([k, v], axis=-1), dtype))

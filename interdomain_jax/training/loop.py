@@ -78,8 +78,10 @@ def prepare(config: ConfigDict, workdir: Path) -> Run:
     _check_batch_size(config, num_devices=mesh.size)
     model, tokenizer = build_experiment(config)
     optimizer = make_optimizer(num_steps=config.num_steps, **config.optimizer)
-    workdirs.check_config(workdir, config)
     data = config.data
+    workdirs.require_writable("workdir", workdir)
+    workdirs.require_writable("data.directory", Path(data.directory).expanduser())
+    workdirs.check_config(workdir, config)
     return Run(
         config=config,
         workdir=workdir,
@@ -103,12 +105,10 @@ def train(run: Run) -> TrainState:
         The final state.
     """
     config, mesh = run.config, run.mesh
-    workdirs.save_config(run.workdir, config)
     train_step = make_train_step(run.model, run.optimizer, accumulation_steps=config.accumulation_steps, mesh=mesh)
     score = make_score_function(run.model, mesh)
 
     with contextlib.ExitStack() as stack:
-        stack.callback(_draw_loss_curve, run)
         batches = stack.enter_context(contextlib.closing(_train_batches(run)))
         checkpoints = stack.enter_context(workdirs.open_checkpoints(run.workdir, keep=config.checkpoints_to_keep))
         start = checkpoints.latest_step() or 0
@@ -120,6 +120,8 @@ def train(run: Run) -> TrainState:
         if start == config.num_steps:
             logging.info("%s is complete: all of its %d steps are done", run.workdir, start)
             return state
+        workdirs.save_config(run.workdir, config)
+        stack.callback(_draw_loss_curve, run)
         writer = stack.enter_context(MetricsWriter(run.workdir, resume_step=start))
         progress = stack.enter_context(
             ProgressLine(num_steps=config.num_steps, done_steps=start, log_every=config.log_every)

@@ -78,9 +78,9 @@ def learning_rate_schedule(peak: float, *, final: float, warmup_steps: int, num_
 def parameter_groups(params: Any) -> Any:
     """Labels every leaf of `params` with its group.
 
-    `decay`: matrices and embeddings. `ssm`: Delta, A, C and the scales and biases of the input
-    RMSNorm, which have their own rate and no decay. `no_decay`: all the rest, such as the
-    backbone's norm scales and the channel weights of B.
+    `decay`: matrices, embeddings and the taps of the convolutions. `ssm`: Delta, A, C and the scales and biases of
+    the input RMSNorm, which have their own rate and no decay. `no_decay`: all the rest, such as the backbone's norm
+    scales and the channel weights of B.
     """
 
     def group(path: tuple[Any, ...], _: Any) -> str:

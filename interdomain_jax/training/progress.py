@@ -2,7 +2,7 @@
 
 from absl import logging
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class ProgressLine:
@@ -12,7 +12,7 @@ class ProgressLine:
 
     Args:
         num_steps: steps in the whole run.
-        done_steps: steps done before this session.
+        done_steps: steps done before this start.
         log_every: off a terminal, one line every so many steps.
         console: where to draw; stderr by default.
     """
@@ -26,7 +26,6 @@ class ProgressLine:
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("[cyan]{task.fields[figures]}"),
-            TimeRemainingColumn(compact=True),
             console=self._console,
             # A plain log takes the line's place.
             disable=not self._console.is_terminal,
@@ -36,18 +35,11 @@ class ProgressLine:
 
     def update(self, step: int, *, loss: float, tokens_per_second: float, seconds_left: float) -> None:
         """Shows the figures of `step`: loss in nats per token, tokens/s without pauses."""
+        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {as_clock(seconds_left)} left"
         if self._console.is_terminal:
-            figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
             self._bar.update(self._task, completed=step, description="training", figures=figures)
         elif step % self._log_every == 0 or step == self._num_steps:
-            logging.info(
-                "step %d/%d  loss %.4f  %s tokens/s  %s left",
-                step,
-                self._num_steps,
-                loss,
-                f"{tokens_per_second:,.0f}",
-                as_clock(seconds_left),
-            )
+            logging.info("step %d/%d  %s", step, self._num_steps, figures)
 
     def phase(self, description: str) -> None:
         """Names what the run is doing now, on the live line alone."""

@@ -126,6 +126,7 @@ def test_mixed_precision_keeps_float32_parameters_and_logits():
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
     logits, _ = model.apply(variables, tokens)
     assert logits.dtype == jnp.float32
+    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any()
     exact, _ = Decoder(mixers=HYBRID, **SMALL).apply(variables, tokens)
     assert float(jnp.abs(logits - exact).max()) < 0.05
 

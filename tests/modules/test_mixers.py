@@ -213,6 +213,21 @@ def test_a_cache_too_short_for_the_tokens_is_refused():
         mixer.apply(variables, x, cache=mixer.init_cache(1, 4))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("interdomain", dict(inputs="duel"), "inputs must be one of ('dual', 'single'); got 'duel'"),
+        ("interdomain", dict(projection="qury"), "projection must be one of ('query', 'linear'); got 'qury'"),
+        ("interdomain", dict(num_kv_heads=3), "num_kv_heads must divide num_heads = 2; got 3"),
+        ("softmax", dict(num_kv_heads=0), "num_kv_heads must divide num_heads = 2; got 0"),
+    ],
+)
+def test_bad_fields_get_one_sentence(name, change, message):
+    with pytest.raises(ValueError) as error:
+        make(name, **change)
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["interdomain", "s4d", "softmax"])
 def test_segment_ids_are_refused_not_ignored(name):
     x = jnp.zeros((1, 5, D_MODEL))

@@ -7,7 +7,14 @@ import pytest
 
 from interdomain_jax.array_types import Complex
 from interdomain_jax.ops import discretize, s4d_inv
-from interdomain_jax.ops.dynamics import MAX_LAG, complex_multiply, input_powers, lambda_powers, read_matrix
+from interdomain_jax.ops.dynamics import (
+    MAX_LAG,
+    complex_multiply,
+    input_powers,
+    lambda_powers,
+    read_factors,
+    read_matrix,
+)
 from tests.numerics import random_dynamics
 
 
@@ -41,7 +48,7 @@ def test_discretize_is_the_zero_order_hold(delta):
 
 
 def test_lambda_powers_at_128_rad_per_step_and_any_lag():
-    """Numerics rule of the project: the phase error does not grow with the angle nor with the lag."""
+    """docs/method.md, Numerics: the phase error does not grow with the angle nor with the lag."""
     rng = np.random.default_rng(0)
     angle = jnp.asarray(np.concatenate([[128.3, -128.3, np.pi, 0.0], rng.uniform(-130, 130, 60)]), jnp.float32)[None]
     log_decay = jnp.full_like(angle, -1e-4)
@@ -96,5 +103,8 @@ def test_read_matrix_against_complex_numpy(read):
     w = np.einsum("hci,hc,hcj,hj->hi", left, np.float64(dynamics.mode_weights), readout, y)
     w = w.conj() if read == "hermitian" else w
     row = np.concatenate([y.real, y.imag], axis=-1)
+    readout, scale = read_factors(dynamics, read)
+    factored = np.einsum("hc,hcm->hm", np.einsum("hm,hcm->hc", row, readout) * scale, readout)
+    np.testing.assert_allclose(factored, np.concatenate([w.real, -w.imag], axis=-1), rtol=1e-5, atol=1e-5)
     got = np.einsum("hm,hmn->hn", row, read_matrix(dynamics, read))
     np.testing.assert_allclose(got, np.concatenate([w.real, -w.imag], axis=-1), rtol=1e-5, atol=1e-5)

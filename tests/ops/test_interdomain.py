@@ -158,8 +158,8 @@ def test_no_output_depends_on_a_later_token(implementation):
             assert np.abs(gradient[:, t]).max() > 0
 
 
-def test_a_not_a_number_in_the_future_stays_there():
-    """Masks come before products: a later NaN reaches no earlier output."""
+def test_a_not_a_number_reaches_no_earlier_chunk():
+    """A NaN stays in its chunk and the later ones; inside the chunk it may spread, since 0 x NaN is NaN."""
     rng = np.random.default_rng(5)
     q, k, v = random_qkv(rng, 1, 24, 1, 1, 4, 4)
     dynamics = random_dynamics(rng, 1, 4)
@@ -201,8 +201,11 @@ def test_one_token_is_decoded_by_the_sequential_form():
         (dict(q=(1, 4, 3, 8)), "the 3 query heads must be a multiple of the 2 key/value heads"),
         (dict(q=(1, 5, 2, 8)), "must agree"),
         (dict(q=(1, 4, 2)), "must be [B, T, heads, width]"),
-        (dict(q=(1, 0, 2, 8), k=(1, 0, 2, 8), v=(1, 0, 2, 8)), "at least 1; got 0"),
-        (dict(k=(1, 4, 1, 8), v=(1, 4, 1, 8)), "one row for each of the 1 states"),
+        (
+            dict(q=(1, 0, 2, 8), k=(1, 0, 2, 8), v=(1, 0, 2, 8)),
+            "every size of q must be at least 1, the number of tokens too; got shape (1, 0, 2, 8)",
+        ),
+        (dict(k=(1, 4, 1, 8), v=(1, 4, 1, 8)), "dynamics.log_decay must have shape (1, 4) for 1 states; got (2, 4)"),
         (dict(chunk_size=0), "chunk_size must lie between 1 and 4096; got 0"),
         (dict(chunk_size=5000), "chunk_size must lie between 1 and 4096; got 5000"),
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),

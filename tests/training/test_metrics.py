@@ -56,6 +56,7 @@ def test_the_live_line_shows_step_loss_and_speed():
     assert "11/40" in shown
     assert "loss 1.2500" in shown
     assert "1,234 tokens/s" in shown
+    assert "1:00 left" in shown
 
 
 def test_off_a_terminal_there_are_plain_lines(caplog):
