@@ -46,6 +46,9 @@ def base_config(mixers: str) -> ConfigDict:
     config.model.scan_layers = True
     # Recomputes each layer in the backward pass instead of keeping its activations.
     config.model.remat = True
+    # Standard deviation of the matrices' first entries; those that write into the residual stream divide it by
+    # sqrt(2 num_layers).
+    config.model.init_std = 0.02
     # Added to the mean square in every RMSNorm; not in the paper, the value of Llama 2.
     config.model.norm_epsilon = 1e-5
     # Compute dtype; the recurrent state and the loss are float32 in any case.

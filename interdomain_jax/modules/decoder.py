@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
-from interdomain_jax.modules.layers import MATRIX_INIT, MATRIX_INIT_STD, RMSNorm, SwiGLU
+from interdomain_jax.modules.layers import MATRIX_INIT_STD, RMSNorm, SwiGLU
 from interdomain_jax.modules.mixers import MIXERS, KeyValueCache, RecurrentCache, check_heads
 from interdomain_jax.ops.dynamics import MAX_LAG, Read
 from interdomain_jax.ops.interdomain import Implementation
@@ -41,6 +41,7 @@ class Decoder(nn.Module):
         implementation: of the op; None for the best on this platform.
         scan_layers: one compiled pattern, scanned over stacked parameters; the same function, compiled faster.
         remat: recompute each block in the backward pass.
+        init_std: standard deviation of the matrices' first entries; residual outputs divide it by sqrt(2 layers).
         norm_epsilon: of every RMSNorm (Llama 2's value; the paper gives none).
         dtype: of the computation. Logits and recurrent states are float32 whatever it is.
         param_dtype: of the parameters.
@@ -63,6 +64,7 @@ class Decoder(nn.Module):
     implementation: Implementation | None = None
     scan_layers: bool = False
     remat: bool = False
+    init_std: float = MATRIX_INIT_STD
     norm_epsilon: float = 1e-5
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
@@ -86,7 +88,7 @@ class Decoder(nn.Module):
             self.d_model,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            embedding_init=MATRIX_INIT,
+            embedding_init=self._kernel_init,
             name="embed",
         )
         x = embedding(tokens)
@@ -114,7 +116,7 @@ class Decoder(nn.Module):
             use_bias=False,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            kernel_init=MATRIX_INIT,
+            kernel_init=self._kernel_init,
             # Operands in the compute dtype, sums kept in float32: the loss never sees a rounded logit.
             dot_general=partial(jax.lax.dot_general, preferred_element_type=jnp.float32),
             name="unembed",
@@ -140,6 +142,7 @@ class Decoder(nn.Module):
             num_heads=self.num_heads,
             head_dim=self.head_dim,
             num_kv_heads=self.num_kv_heads,
+            kernel_init=self._kernel_init,
             output_init=self._output_init,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
@@ -160,14 +163,24 @@ class Decoder(nn.Module):
         return partial(
             block,
             self._make_mixer(mixer),
-            partial(SwiGLU, output_init=self._output_init, dtype=self.dtype, param_dtype=self.param_dtype),
+            partial(
+                SwiGLU,
+                kernel_init=self._kernel_init,
+                output_init=self._output_init,
+                dtype=self.dtype,
+                param_dtype=self.param_dtype,
+            ),
             partial(RMSNorm, epsilon=self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype),
         )
 
     @property
+    def _kernel_init(self) -> nn.initializers.Initializer:
+        return nn.initializers.normal(self.init_std)
+
+    @property
     def _output_init(self) -> nn.initializers.Initializer:
         """Residual output projections start smaller by sqrt(2 layers) (paper, section 5)."""
-        return nn.initializers.normal(MATRIX_INIT_STD / (2 * self.num_layers) ** 0.5)
+        return nn.initializers.normal(self.init_std / (2 * self.num_layers) ** 0.5)
 
     def _check(self) -> None:
         for field in ("vocab_size", "d_model", "num_layers", "state_dim"):
@@ -176,6 +189,8 @@ class Decoder(nn.Module):
         unknown = [name for name in self.mixers if name not in MIXERS]
         if unknown or not self.mixers:
             raise ValueError(f"mixers must be names from {tuple(MIXERS)}; got {tuple(self.mixers)}.")
+        if self.init_std <= 0:
+            raise ValueError(f"init_std must be above 0; got {self.init_std}.")
         if self.num_layers % len(self.mixers):
             raise ValueError(
                 f"num_layers must be a multiple of the {len(self.mixers)} mixers of the pattern; got {self.num_layers}."

@@ -96,6 +96,7 @@ class ShortConvolution(nn.Module):
 class SwiGLU(nn.Module):
     """W2 (SiLU(W1 x) * W3 x), its hidden width (2/3)(4 d_model) rounded up to a multiple of 128 (paper, section 2)."""
 
+    kernel_init: Initializer = MATRIX_INIT
     output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
@@ -104,9 +105,9 @@ class SwiGLU(nn.Module):
     def __call__(self, x: Activations) -> Activations:
         d_model = x.shape[-1]
         hidden = swiglu_hidden_dim(d_model)
-        gate = project("w1", hidden, self.dtype, self.param_dtype)(x)
-        value = project("w3", hidden, self.dtype, self.param_dtype)(x)
-        return project("w2", d_model, self.dtype, self.param_dtype, self.output_init)(nn.silu(gate) * value)
+        gate = project("w1", hidden, self.kernel_init, self.dtype, self.param_dtype)(x)
+        value = project("w3", hidden, self.kernel_init, self.dtype, self.param_dtype)(x)
+        return project("w2", d_model, self.output_init, self.dtype, self.param_dtype)(nn.silu(gate) * value)
 
 
 def swiglu_hidden_dim(d_model: int) -> int:
@@ -114,12 +115,6 @@ def swiglu_hidden_dim(d_model: int) -> int:
     return -(-8 * d_model // (3 * 128)) * 128
 
 
-def project(
-    name: str,
-    features: int,
-    dtype: Dtype,
-    param_dtype: Dtype,
-    kernel_init: Initializer = MATRIX_INIT,
-) -> nn.Dense:
+def project(name: str, features: int, kernel_init: Initializer, dtype: Dtype, param_dtype: Dtype) -> nn.Dense:
     """A linear map with no bias, as every one in the paper."""
     return nn.Dense(features, use_bias=False, dtype=dtype, param_dtype=param_dtype, kernel_init=kernel_init, name=name)

@@ -79,6 +79,7 @@ class InterdomainAttention(nn.Module):
         chunk_size: tokens in a chunk; None for the default. Changes the speed and nothing else.
         implementation: of the op; None for the best on this platform.
         norm_epsilon: of the input RMSNorm.
+        kernel_init: initializer of every projection but W_O.
         output_init: initializer of W_O.
         dtype: of the computation; the recurrent state is float32 whatever it is.
         param_dtype: of the parameters.
@@ -96,6 +97,7 @@ class InterdomainAttention(nn.Module):
     chunk_size: int | None = None
     implementation: Implementation | None = None
     norm_epsilon: float = 1e-5
+    kernel_init: Initializer = MATRIX_INIT
     output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
@@ -125,7 +127,7 @@ class InterdomainAttention(nn.Module):
         convolutions = {}
 
         def projected(name: str, num_heads: int, *, convolve: bool, rotate: bool = False) -> Array:
-            y = project(name, num_heads * width, self.dtype, self.param_dtype)(x)
+            y = project(name, num_heads * width, self.kernel_init, self.dtype, self.param_dtype)(x)
             if convolve:
                 convolution = ShortConvolution(self.dtype, self.param_dtype, name=f"{name}_convolution")
                 y, convolutions[name] = convolution(y, previous.get(name))
@@ -151,8 +153,8 @@ class InterdomainAttention(nn.Module):
         )
         out = out.reshape(batch, length, -1)
         if self.output_gate:
-            out = out * nn.silu(project("gate", out.shape[-1], self.dtype, self.param_dtype)(x))
-        out = project("output", d_model, self.dtype, self.param_dtype, self.output_init)(out)
+            out = out * nn.silu(project("gate", out.shape[-1], self.kernel_init, self.dtype, self.param_dtype)(x))
+        out = project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out)
         return out, None if cache is None else RecurrentCache(state, convolutions, cache.position + length)
 
     @nn.nowrap
@@ -234,6 +236,7 @@ class SoftmaxAttention(nn.Module):
 
     Attributes:
         num_heads, head_dim, num_kv_heads: as in `InterdomainAttention`.
+        kernel_init: initializer of every projection but W_O.
         output_init: initializer of W_O.
         dtype, param_dtype: of the computation and the parameters.
     """
@@ -241,6 +244,7 @@ class SoftmaxAttention(nn.Module):
     num_heads: int
     head_dim: int
     num_kv_heads: int | None = None
+    kernel_init: Initializer = MATRIX_INIT
     output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
@@ -267,7 +271,7 @@ class SoftmaxAttention(nn.Module):
             positions = following_positions(cache, batch, length)
 
         def projected(name: str, num_heads: int) -> Array:
-            y = project(name, num_heads * self.head_dim, self.dtype, self.param_dtype)(x)
+            y = project(name, num_heads * self.head_dim, self.kernel_init, self.dtype, self.param_dtype)(x)
             return y.reshape(batch, length, num_heads, self.head_dim)
 
         q = apply_rope(projected("query", self.num_heads), positions)
@@ -287,7 +291,7 @@ class SoftmaxAttention(nn.Module):
             out = jax.nn.dot_product_attention(q, keys, values, mask=mask)
             cache = KeyValueCache(keys, values, cache.position + length)
         out = out.reshape(batch, length, -1)
-        return project("output", d_model, self.dtype, self.param_dtype, self.output_init)(out), cache
+        return project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out), cache
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> KeyValueCache:

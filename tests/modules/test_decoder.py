@@ -144,6 +144,7 @@ def test_mixed_precision_keeps_float32_parameters_and_logits():
         (dict(head_dim=7), "head_dim must be even, for RoPE turns pairs of channels; got 7"),
         (dict(num_kv_heads=3), "num_kv_heads must divide num_heads = 2; got 3"),
         (dict(chunk_size=0), "chunk_size must lie between 1 and 4096; got 0"),
+        (dict(init_std=0.0), "init_std must be above 0; got 0.0"),
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
         (dict(implementation="cuda"), "implementation must be one of (None, 'sequential', 'xla'); got 'cuda'"),
     ],
