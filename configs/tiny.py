@@ -40,9 +40,9 @@ def get_config(mixers: str = "interdomain") -> ConfigDict:
     # The paper's peak rate of its smallest model.
     config.optimizer.peak_learning_rate = 3e-3
     # A tenth of the run; the paper gives warm-up 15 % of the run at 125M and 1.4 % at 1.3B.
-    config.optimizer.warmup_steps = 80
-    config.num_steps = 800
-    config.eval_every = 200
+    config.optimizer.warmup_steps = 40
+    config.num_steps = 400
+    config.eval_every = 100
     config.eval_tokens = 65_536
-    config.checkpoint_every = 200
+    config.checkpoint_every = 100
     return config

@@ -30,5 +30,5 @@ def test_it_reports_every_case():
     )
     assert finished.returncode == 0, finished.stderr
     for case in ("chunked", "sequential", "paper", "softmax"):
-        assert finished.stdout.count(f" {case} ") == 4
+        assert finished.stdout.count(f"│ {case} ") == 4
     assert "chunked, forward: 64 tokens take" in finished.stdout
