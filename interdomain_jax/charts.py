@@ -28,10 +28,15 @@ def new_chart(*, title: str, x_label: str, y_label: str) -> Chart:
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
     axes.set_xlabel(x_label, color=INK)
     axes.set_ylabel(y_label, color=INK)
+    style(axes)
+    axes.margins(x=0.02)
+    return Chart(figure, axes)
+
+
+def style(axes: Axes) -> None:
+    """Gives axes the package's look: a light grid behind, no frame but the axes, no tick marks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GRID)
     axes.tick_params(colors=INK, labelsize=9, length=0)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.margins(x=0.02)
-    return Chart(figure, axes)

@@ -1,5 +1,7 @@
 """What the numeric tests share: the error metric, random inputs, and the paper's own form of the op in NumPy."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,6 +63,35 @@ def random_qkv(rng: np.random.Generator, batch, length, heads, kv_heads, key_dim
 def random_like(rng: np.random.Generator, tree):
     """Standard normal arrays with the shapes of `tree`, float32."""
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), tree)
+
+
+def random_segment_ids(rng: np.random.Generator, batch: int, length: int):
+    """Documents of random lengths with ids 1 to 3, padding between, before and behind some: [B, T] int32."""
+    rows = []
+    for _ in range(batch):
+        row: list[int] = []
+        while len(row) < length:
+            row += [int(rng.integers(0, 4))] * int(rng.integers(1, max(length // 3, 2) + 1))
+        rows.append(row[:length])
+    return jnp.asarray(rows, jnp.int32)
+
+
+class OutputsAndGradients(NamedTuple):
+    """What a function gives, and the gradient of its arguments."""
+
+    outputs: Any
+    gradients: Any
+
+
+def jitted_vjp(function, inputs, cotangents) -> OutputsAndGradients:
+    """The outputs of function(**inputs), and the gradients of the inputs for the cotangents, in one compilation."""
+
+    @jax.jit
+    def run(inputs, cotangents):
+        outputs, pull_back = jax.vjp(lambda kwargs: function(**kwargs), inputs)
+        return OutputsAndGradients(outputs, pull_back(cotangents)[0])
+
+    return run(inputs, cotangents)
 
 
 def paper_coefficients(z, dynamics: Dynamics, initial_state) -> tuple[np.ndarray, np.ndarray]:

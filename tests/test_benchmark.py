@@ -1,16 +1,29 @@
 """The benchmark of the mixer measures what it says."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from benchmarks import mixer
+from benchmarks import mixer, peers
 from interdomain_jax.ops import interdomain_attention
 from tests.numerics import assert_close, random_dynamics, random_qkv
 
 ROOT = Path(__file__).parents[1]
+TINY = (
+    "--compared_lengths=32",
+    "--lengths=32,64",
+    "--compiled_length=4",
+    "--chunk_sizes=8",
+    "--repeats=1",
+    "--heads=2",
+    "--head_dim=8",
+    "--state_dim=8",
+)
 
 
 def test_its_paper_form_is_the_op():
@@ -23,12 +36,42 @@ def test_its_paper_form_is_the_op():
 
 def test_it_reports_every_case():
     finished = subprocess.run(
-        [sys.executable, "benchmarks/mixer.py", "--lengths=32,64", "--repeats=1", "--head_dim=8", "--state_dim=8"],
+        [sys.executable, "-m", "benchmarks.mixer", "--nopeers", *TINY],
         cwd=ROOT,
+        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # it compiles faster
         capture_output=True,
         text=True,
     )
     assert finished.returncode == 0, finished.stderr
-    for case in ("chunked", "sequential", "paper", "softmax"):
-        assert finished.stdout.count(f"│ {case} ") == 4
-    assert "chunked, forward: 64 tokens take" in finished.stdout
+    for case in ("chunked", "best chunk", "bare", "sequential", "paper", "softmax", "peak"):
+        assert finished.stdout.count(f"│ {case} ") == 2
+    for direction in ("forward", "fwd + bwd"):
+        assert f"chunked, {direction}: 64 tokens take" in finished.stdout
+        assert f"associative, {direction}: 4 x 32 compiles in" in finished.stdout
+
+
+def test_it_says_which_peers_are_missing(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    mixer.flags.FLAGS.mark_as_parsed()
+    with pytest.raises(SystemExit) as error:
+        mixer.main([])
+    assert "mamba2-jax, mlstm-kernels, einops must be installed" in str(error.value)
+
+
+def test_mlstm_by_segments_is_one_call():
+    """On linear attention in place of the package's mixer: the state that one call returns starts the next."""
+
+    def linear_attention(q, k, v, i, f, memory, count, level, *, chunk_size, return_last_states):
+        assert return_last_states
+        assert q.shape[2] % chunk_size == 0
+        memories = memory[:, :, None] + jnp.cumsum(k[..., :, None] * v[..., None, :], axis=2)
+        counts = count[:, :, None] + jnp.cumsum(k * i[..., None], axis=2)
+        levels = level[:, :, None] + jnp.cumsum(f, axis=2)
+        return jnp.einsum("bhtk,bhtkv->bhtv", q, memories), (memories[:, :, -1], counts[:, :, -1], levels[:, :, -1])
+
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 2, 32, width)), jnp.float32) for width in (5, 5, 3))
+    gates = jnp.asarray(rng.normal(size=(2, 1, 2, 32)), jnp.float32)
+    start = (jnp.zeros((1, 2, 5, 3)), jnp.zeros((1, 2, 5)), jnp.zeros((1, 2)))
+    expected = linear_attention(q, k, v, *gates, *start, chunk_size=2, return_last_states=True)
+    assert_close(peers.mlstm_by_segments(linear_attention, 2, q, k, v, *gates), expected, 1e-5)

@@ -12,8 +12,8 @@ from flax.typing import Dtype
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
 from interdomain_jax.modules.layers import MATRIX_INIT_STD, RMSNorm, SwiGLU
 from interdomain_jax.modules.mixers import MIXERS, KeyValueCache, RecurrentCache, check_heads
-from interdomain_jax.ops.dynamics import MAX_LAG, Read
-from interdomain_jax.ops.interdomain import Implementation
+from interdomain_jax.ops.dynamics import Read
+from interdomain_jax.ops.interdomain import MAX_CHUNK_SIZE, Implementation
 
 LayerCache = RecurrentCache | KeyValueCache
 Cache = tuple
@@ -82,7 +82,18 @@ class Decoder(nn.Module):
         segment_ids: SegmentIds | None = None,
         cache: Cache | None = None,
     ) -> tuple[Logits, Cache | None]:
-        """Logits [B, T, V] float32 of tokens [B, T]; a cache in gives the cache after them out; None for training."""
+        """The logits of every token, from those of its document up to it.
+
+        Args:
+            tokens: [B, T] whole numbers below `vocab_size`.
+            positions: [B, T], for RoPE; by default those of the tokens in their documents, behind the cache's.
+            segment_ids: [B, T], the document of each token; 0 is padding, which may lie anywhere and changes nothing.
+                None goes on with the document of the cache.
+            cache: of the tokens before, as the last call or `init_cache` returned it; None for training.
+
+        Returns:
+            Logits [B, T, V] float32, and the cache after the last token that is not padding, or None if none was given.
+        """
         embedding = nn.Embed(
             self.vocab_size,
             self.d_model,
@@ -92,6 +103,8 @@ class Decoder(nn.Module):
             name="embed",
         )
         x = embedding(tokens)
+        if segment_ids is not None:
+            x = jnp.where((segment_ids != 0)[..., None], x, 0)
         block = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
         blocks = tuple(self._make_block(block, name) for name in self.mixers)
         if self.scan_layers:
@@ -196,8 +209,8 @@ class Decoder(nn.Module):
                 f"num_layers must be a multiple of the {len(self.mixers)} mixers of the pattern; got {self.num_layers}."
             )
         check_heads(self.num_heads, self.head_dim, self.num_kv_heads)
-        if self.chunk_size is not None and not 1 <= self.chunk_size <= MAX_LAG:
-            raise ValueError(f"chunk_size must lie between 1 and {MAX_LAG}; got {self.chunk_size}.")
+        if self.chunk_size is not None and not 1 <= self.chunk_size <= MAX_CHUNK_SIZE:
+            raise ValueError(f"chunk_size must lie between 1 and {MAX_CHUNK_SIZE}; got {self.chunk_size}.")
         for field, choices in (("read", get_args(Read)), ("implementation", (None, *get_args(Implementation)))):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field} must be one of {choices}; got {getattr(self, field)!r}.")

@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from interdomain_jax.array_types import Activations, Positions
+from interdomain_jax.modules.placement import Placement
 
 CONVOLUTION_WIDTH = 4
 """Taps of the short convolution (paper, section 2, step 2)."""
@@ -72,10 +73,18 @@ class ShortConvolution(nn.Module):
     param_dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Activations, previous: Activations | None = None) -> tuple[Activations, Activations]:
-        """Args: x [B, T, E]; previous [B, 3, E], the last inputs of the call before (zeros if None).
+    def __call__(
+        self, x: Activations, previous: Activations | None = None, placement: Placement | None = None
+    ) -> tuple[Activations, Activations]:
+        """Convolves each document by itself.
 
-        Returns: y [B, T, E], and the last three inputs to pass to the next call.
+        Args:
+            x: [B, T, E].
+            previous: [B, 3, E], the last inputs of the document that the call before left off in; zeros if None.
+            placement: of the tokens, padding last; None for one document a row.
+
+        Returns:
+            y [B, T, E], and what to pass as `previous` to the next call.
         """
         length, width = x.shape[1:]
         bound = CONVOLUTION_WIDTH**-0.5
@@ -89,8 +98,18 @@ class ShortConvolution(nn.Module):
         if previous is None:
             previous = jnp.zeros((x.shape[0], CONVOLUTION_WIDTH - 1, width), self.dtype)
         x = jnp.concatenate([previous.astype(self.dtype), x], axis=1)
-        taps = [kernel[i] * x[:, i : i + length] for i in range(CONVOLUTION_WIDTH)]
-        return reduce(jnp.add, taps), x[:, length:]
+        shifted = [x[:, i : i + length] for i in range(CONVOLUTION_WIDTH)]
+        if placement is None or placement.document is None:
+            return reduce(jnp.add, (tap * part for tap, part in zip(kernel, shifted, strict=True))), x[:, length:]
+        document = jnp.pad(placement.document, [(0, 0), (CONVOLUTION_WIDTH - 1, 0)])
+        same = [document[:, i : i + length] == placement.document for i in range(CONVOLUTION_WIDTH)]
+        shifted = [jnp.where(seen[..., None], part, 0) for seen, part in zip(same, shifted, strict=True)]
+        last = placement.lengths[:, None] + jnp.arange(CONVOLUTION_WIDTH - 1)
+        document = jnp.take_along_axis(document, last, axis=1)
+        previous = jnp.where(
+            (document == document[:, -1:])[..., None], jnp.take_along_axis(x, last[..., None], axis=1), 0
+        )
+        return reduce(jnp.add, (tap * part for tap, part in zip(kernel, shifted, strict=True))), previous
 
 
 class SwiGLU(nn.Module):

@@ -27,6 +27,7 @@ from interdomain_jax.modules.layers import (
     normalize_rms,
     project,
 )
+from interdomain_jax.modules.placement import Progress, no_progress, place_tokens
 from interdomain_jax.ops.dynamics import Dynamics, Read, discretize, s4d_inv
 from interdomain_jax.ops.interdomain import Implementation, interdomain_attention, linear_contraction
 
@@ -39,13 +40,13 @@ class RecurrentCache(NamedTuple):
 
     Attributes:
         state: [B, Hkv, 2, M, R + D] float32, the state after the last token.
-        convolutions: for each convolved projection, its last three inputs, [B, 3, width].
-        position: [B] int32, tokens seen.
+        convolutions: for each convolved projection, the last three inputs of the present document, [B, 3, width].
+        progress: how far each row has come.
     """
 
     state: State
     convolutions: dict[str, Activations]
-    position: Int[Array, " B"]
+    progress: Progress
 
 
 class KeyValueCache(NamedTuple):
@@ -54,12 +55,14 @@ class KeyValueCache(NamedTuple):
     Attributes:
         keys: [B, L, Hkv, D], rotated; L is the most tokens the cache can hold.
         values: [B, L, Hkv, D].
-        position: [B] int32, tokens seen.
+        filled: [B] int32, tokens held, those of earlier documents too.
+        progress: how far each row has come.
     """
 
     keys: Float[Array, "B L Hkv D"]
     values: Float[Array, "B L Hkv D"]
-    position: Int[Array, " B"]
+    filled: Int[Array, " B"]
+    progress: Progress
 
 
 class InterdomainAttention(nn.Module):
@@ -118,11 +121,23 @@ class InterdomainAttention(nn.Module):
         segment_ids: SegmentIds | None = None,
         cache: RecurrentCache | None = None,
     ) -> tuple[Activations, RecurrentCache | None]:
-        """Mixes x [B, T, d_model]; positions default to those that follow the cache; a cache in gives a cache out."""
+        """Mixes the tokens of each document.
+
+        Args:
+            x: [B, T, d_model].
+            positions: [B, T], for RoPE; by default those of the tokens in their documents, behind the cache's.
+            segment_ids: [B, T], the document of each token; 0 is padding, which may lie anywhere, changes nothing and
+                gives zeros. None goes on with the document of the cache.
+            cache: of the tokens before, as the last call or `init_cache` returned it; None for training.
+
+        Returns:
+            [B, T, d_model], and the cache after the last token that is not padding, or None if none was given.
+        """
         batch, length, d_model = x.shape
         heads, kv_heads, width = self.num_heads, self._kv_heads, self.head_dim
-        if positions is None:
-            positions = following_positions(cache, batch, length)
+        placement = place_tokens(None if cache is None else cache.progress, segment_ids, batch, length)
+        positions = placement.positions if positions is None else placement.arrange(positions)
+        x = placement.arrange_inputs(x)
         previous = {} if cache is None else cache.convolutions
         convolutions = {}
 
@@ -130,7 +145,7 @@ class InterdomainAttention(nn.Module):
             y = project(name, num_heads * width, self.kernel_init, self.dtype, self.param_dtype)(x)
             if convolve:
                 convolution = ShortConvolution(self.dtype, self.param_dtype, name=f"{name}_convolution")
-                y, convolutions[name] = convolution(y, previous.get(name))
+                y, convolutions[name] = convolution(y, previous.get(name), placement)
             y = y.reshape(batch, length, num_heads, width)
             return apply_rope(y, positions) if rotate and self.rope else y
 
@@ -145,9 +160,14 @@ class InterdomainAttention(nn.Module):
             op = partial(interdomain_attention, q, k, v, dynamics, read=self.read)
         else:
             op = partial(linear_contraction, jnp.concatenate([k, v], axis=-1), dynamics)
+        state = None if cache is None else cache.state
+        if state is not None and placement.document is not None:
+            continues = placement.document[:, 0] == 0
+            state = jnp.where(continues[:, None, None, None, None], state, 0)
         out, state = op(
-            initial_state=None if cache is None else cache.state,
-            segment_ids=segment_ids,
+            initial_state=state,
+            segment_ids=placement.segment_ids,
+            padding_is_last=True,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
         )
@@ -155,7 +175,8 @@ class InterdomainAttention(nn.Module):
         if self.output_gate:
             out = out * nn.silu(project("gate", out.shape[-1], self.kernel_init, self.dtype, self.param_dtype)(x))
         out = project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out)
-        return out, None if cache is None else RecurrentCache(state, convolutions, cache.position + length)
+        out = placement.restore_outputs(out)
+        return out, None if cache is None else RecurrentCache(state, convolutions, placement.progress)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> RecurrentCache:
@@ -171,7 +192,7 @@ class InterdomainAttention(nn.Module):
                 name: jnp.zeros((batch_size, CONVOLUTION_WIDTH - 1, count * self.head_dim), self.dtype)
                 for name, count in heads.items()
             },
-            jnp.zeros(batch_size, jnp.int32),
+            no_progress(batch_size),
         )
 
     @property
@@ -263,12 +284,11 @@ class SoftmaxAttention(nn.Module):
         cache: KeyValueCache | None = None,
     ) -> tuple[Activations, KeyValueCache | None]:
         """Mixes x [B, T, d_model] as `InterdomainAttention` does; the tokens seen must fit the cache's length."""
-        if segment_ids is not None:
-            raise ValueError("segment_ids is not supported by SoftmaxAttention; pass None.")
         batch, length, d_model = x.shape
         kv_heads = self.num_kv_heads or self.num_heads
-        if positions is None:
-            positions = following_positions(cache, batch, length)
+        placement = place_tokens(None if cache is None else cache.progress, segment_ids, batch, length)
+        positions = placement.positions if positions is None else placement.arrange(positions)
+        x = placement.arrange_inputs(x)
 
         def projected(name: str, num_heads: int) -> Array:
             y = project(name, num_heads * self.head_dim, self.kernel_init, self.dtype, self.param_dtype)(x)
@@ -277,28 +297,35 @@ class SoftmaxAttention(nn.Module):
         q = apply_rope(projected("query", self.num_heads), positions)
         k = apply_rope(projected("key", kv_heads), positions)
         v = projected("value", kv_heads)
-        if cache is None:
-            out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        else:
+        slots = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        if cache is not None:
             capacity = cache.keys.shape[1]
             if length > capacity:
                 raise ValueError(f"{length} tokens do not fit a cache of length {capacity}.")
-            insert = jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
-            keys = insert(cache.keys, k, cache.position)
-            values = insert(cache.values, v, cache.position)
-            reach = cache.position[:, None] + jnp.arange(length)
-            mask = jnp.arange(capacity) <= reach[:, None, :, None]
-            out = jax.nn.dot_product_attention(q, keys, values, mask=mask)
-            cache = KeyValueCache(keys, values, cache.position + length)
-        out = out.reshape(batch, length, -1)
-        return project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out), cache
+            slots = cache.filled[:, None] + slots
+            # Padding lands behind the tokens, where the next call overwrites it, or beyond the end, where it is lost.
+            insert = lambda held, new: held.at[jnp.arange(batch)[:, None], slots].set(new, mode="drop")
+            k, v = insert(cache.keys, k), insert(cache.values, v)
+            cache = KeyValueCache(k, v, cache.filled + placement.lengths, placement.progress)
+        if cache is None and segment_ids is None:
+            out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        else:
+            # A token sees those before it as far back as its document goes.
+            distance = slots[:, :, None] - jnp.arange(k.shape[1])
+            mask = (distance >= 0) & (distance <= placement.positions[:, :, None])
+            out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+        out = project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out.reshape(batch, length, -1))
+        return placement.restore_outputs(out), cache
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
         """An empty cache for at most `max_length` tokens."""
         shape = (batch_size, max_length, self.num_kv_heads or self.num_heads, self.head_dim)
         return KeyValueCache(
-            jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros(batch_size, jnp.int32)
+            jnp.zeros(shape, self.dtype),
+            jnp.zeros(shape, self.dtype),
+            jnp.zeros(batch_size, jnp.int32),
+            no_progress(batch_size),
         )
 
 
@@ -327,12 +354,6 @@ def check_heads(num_heads: int, head_dim: int, num_kv_heads: int | None) -> None
 def feature_map(x: Array) -> Array:
     """xi(x) = SiLU(x) / ||SiLU(x)||_2 over the last axis, in float32 (paper, section 2, step 4)."""
     return normalize_l2(nn.silu(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
-
-
-def following_positions(cache: RecurrentCache | KeyValueCache | None, batch: int, length: int) -> Positions:
-    """Positions [B, T] of `length` tokens that follow the cache, or that start a sequence."""
-    start = jnp.zeros(batch, jnp.int32) if cache is None else cache.position
-    return start[:, None] + jnp.arange(length)
 
 
 def _every_head(values: np.ndarray) -> Initializer:

@@ -23,12 +23,12 @@ M modes.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from interdomain_jax.array_types import Channels, Keys, Output, Queries, State, Values
 from interdomain_jax.ops.dynamics import (
@@ -40,6 +40,7 @@ from interdomain_jax.ops.dynamics import (
     lambda_powers,
     read_matrix,
 )
+from interdomain_jax.ops.packing import Packing
 
 
 class LagTables(NamedTuple):
@@ -67,50 +68,84 @@ def lag_tables(dynamics: Dynamics, chunk_size: int) -> LagTables:
 
 
 def interdomain_chunked(
-    q: Queries, k: Keys, v: Values, dynamics: Dynamics, initial_state: State, read: Read, chunk_size: int
+    q: Queries,
+    k: Keys,
+    v: Values,
+    dynamics: Dynamics,
+    initial_state: State,
+    packing: Packing | None,
+    read: Read,
+    chunk_size: int,
 ) -> tuple[Output, State]:
-    """`interdomain_attention` by chunks of `chunk_size` tokens; arguments already validated."""
+    """`interdomain_attention` by chunks of `chunk_size` tokens; arguments already validated, padding last."""
     batch, length, heads, width = q.shape
     kv_heads, value_width = v.shape[2:]
     dtype, state_dtype = q.dtype, initial_state.dtype
     matrix = read_matrix(dynamics, read)
 
-    def block(state: Array, tokens: tuple[Array, Array, Array], tables: LagTables) -> tuple[Array, Array]:
-        queries, keys, values = tokens
-        states, state = _chunk_states(jnp.concatenate([keys, values], axis=-1), state, tables)
+    def block(state: Array, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
+        (queries,), (keys, values) = tokens
+        states, state = _chunk_states(jnp.concatenate([keys, values], axis=-1), state, documents, tables)
         table = _flat(tables.inputs)
 
         scores = _product("hbngtr,hbnsr->hbngts", queries, keys, state_dtype)
+        if documents is not None:
+            scores = jnp.where(documents.same[:, :, None], scores, 0)
         y = _product("hbngtj,hjm->hbngtm", _skew(scores), table, state_dtype, dtype)
         carried = _product("hbngtr,hbnmr->hbngtm", queries, states[..., :width], state_dtype, dtype)
+        if documents is not None:
+            carried = jnp.where(documents.first[:, :, None, :, None], carried, 0)
         w = _product("hbngtm,hmp->hbngtp", y + _turn(carried, tables.read_decay), matrix, state_dtype)
 
         lags = _product("hbngtm,hjm->hbngtj", w, table, state_dtype, dtype)
-        out = _product("hbngts,hbnsd->hbngtd", _unskew(lags), values, state_dtype, dtype)
+        weights = _unskew(lags)
         # w holds (Re w, -Im w), a conjugate, so it turns by the conjugate of lambda^{t+1}.
         turned = _turn(w, _conjugate(tables.read_decay))
-        return state, out + _product("hbngtm,hbnmd->hbngtd", turned, states[..., width:], state_dtype, dtype)
+        if documents is not None:
+            weights = jnp.where(documents.same[:, :, None], weights, 0)
+            turned = jnp.where(documents.first[:, :, None, :, None], turned, 0)
+        out = _product("hbngts,hbnsd->hbngtd", weights, values, state_dtype, dtype)
+        return Walked(state, out + _product("hbngtm,hbnmd->hbngtd", turned, states[..., width:], state_dtype, dtype))
 
     grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
-    out, final_state = _walk(block, (grouped, k, v), dynamics, initial_state, chunk_size)
-    return out.reshape(batch, length, heads, value_width), final_state
+    state, out = _walk(block, Tokens((grouped,), (k, v)), packing, dynamics, initial_state, chunk_size)
+    return out.reshape(batch, length, heads, value_width), state
 
 
-def linear_chunked(z: Channels, dynamics: Dynamics, initial_state: State, chunk_size: int) -> tuple[Channels, State]:
-    """`linear_contraction` by chunks of `chunk_size` tokens; arguments already validated."""
+def linear_chunked(
+    z: Channels, dynamics: Dynamics, initial_state: State, packing: Packing | None, chunk_size: int
+) -> tuple[Channels, State]:
+    """`linear_contraction` by chunks of `chunk_size` tokens; arguments already validated, padding last."""
     dtype, state_dtype = z.dtype, initial_state.dtype
     weights = contraction_weights(dynamics)
 
-    def block(state: Array, tokens: tuple[Array], tables: LagTables) -> tuple[Array, Array]:
-        (channels,) = tokens
-        states, state = _chunk_states(channels, state, tables)
+    def block(state: Array, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
+        (channels,) = tokens.inputs
+        states, state = _chunk_states(channels, state, documents, tables)
         lags = jnp.einsum("hm,hjm->hj", _flat(weights), _flat(tables.inputs), precision="highest")
         kernel = _unskew(jnp.broadcast_to(lags[:, None], (*lags.shape, lags.shape[1])))
         turned = _flat(complex_multiply(weights[:, None], _conjugate(tables.read_decay)))
-        out = _product("hts,hbnsc->hbntc", kernel, channels, state_dtype, dtype)
-        return state, out + _product("htm,hbnmc->hbntc", turned, states, state_dtype, dtype)
+        carried = _product("htm,hbnmc->hbntc", turned, states, state_dtype, dtype)
+        if documents is None:
+            return Walked(state, carried + _product("hts,hbnsc->hbntc", kernel, channels, state_dtype, dtype))
+        kernel = jnp.where(documents.same, kernel[:, None, None], 0)
+        carried = jnp.where(documents.first[..., None], carried, 0)
+        return Walked(state, carried + _product("hbnts,hbnsc->hbntc", kernel, channels, state_dtype, dtype))
 
-    return _walk(block, (z,), dynamics, initial_state, chunk_size)
+    state, out = _walk(block, Tokens((), (z,)), packing, dynamics, initial_state, chunk_size)
+    return out, state
+
+
+def state_chunked(
+    z: Channels, dynamics: Dynamics, initial_state: State, packing: Packing | None, chunk_size: int
+) -> State:
+    """The state after the last token, and no output; arguments already validated, padding last."""
+
+    def block(state: Array, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
+        (channels,) = tokens.inputs
+        return Walked(_chunk_states(channels, state, documents, tables)[1], channels[..., :0])
+
+    return _walk(block, Tokens((), (z,)), packing, dynamics, initial_state, chunk_size).state
 
 
 # Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache. The platform
@@ -118,32 +153,111 @@ def linear_chunked(z: Channels, dynamics: Dynamics, initial_state: State, chunk_
 _BLOCK_TOKENS = {"cpu": 4096}
 _DEFAULT_BLOCK_TOKENS = 2**18
 
-Block = Callable[[Array, Any, LagTables], tuple[Array, Array]]
+
+class Documents(NamedTuple):
+    """What packed documents change inside the chunks of a block; padding stands behind all tokens of its row.
+
+    Attributes:
+        same: [B, N, K, K], whether two tokens of a chunk belong to one document.
+        first: [B, N, K], whether no document has started in the chunk up to the token: it sees the carried state.
+        last: [B, N, K], whether no document starts in the chunk after the token: the next state sees it.
+        full: [B, N], whether a chunk has no padding; one that has does not advance the carried state.
+    """
+
+    same: Bool[Array, "B N K K"]
+    first: Bool[Array, "B N K"]
+    last: Bool[Array, "B N K"]
+    full: Bool[Array, "B N"]
+
+
+class Walked(NamedTuple):
+    """The state after a block or a sequence, and its outputs."""
+
+    state: Array
+    out: Array
+
+
+class Tokens(NamedTuple):
+    """Grouped queries [B, T, Hkv, G, R], if any, and the parts of the channels, together [B, T, Hkv, C]."""
+
+    queries: tuple[Array, ...]
+    inputs: tuple[Array, ...]
+
+
+Block = Callable[[Array, Tokens, Documents | None, LagTables], Walked]
 
 
 def _walk(
-    block: Block, tokens: tuple[Array, ...], dynamics: Dynamics, initial_state: State, chunk_size: int
-) -> tuple[Array, State]:
-    """Runs `block(state, chunked tokens, tables)` over all tokens, and puts its outputs back into [B, T, Hkv, ...]."""
-    batch, length, *heads = tokens[0].shape[:-1]
+    block: Block,
+    tokens: Tokens,
+    packing: Packing | None,
+    dynamics: Dynamics,
+    initial_state: State,
+    chunk_size: int,
+) -> Walked:
+    """Runs `block(state, chunked tokens, documents, tables)` over all tokens; the outputs are [B, T, Hkv, ...]."""
+    batch, length, *heads = jax.tree.leaves(tokens)[0].shape[:-1]
     chunk_size = min(chunk_size, length)
     budget = _BLOCK_TOKENS.get(jax.default_backend(), _DEFAULT_BLOCK_TOKENS)
-    block_size = max(budget // (batch * math.prod(heads) * chunk_size), 1) * chunk_size
+    # 2M tokens at the least, so that the states kept for the backward pass, one a block, are no more than the inputs.
+    block_tokens = max(budget // (batch * math.prod(heads)), 2 * dynamics.log_decay.shape[-1])
+    block_size = max(block_tokens // chunk_size, 1) * chunk_size
     tables = lag_tables(dynamics, chunk_size)
 
     state, outputs = jnp.moveaxis(initial_state, 1, 0), []
     for span in _spans(length, block_size, chunk_size):
         run = jax.checkpoint(partial(_run, block, tables.shorter(span.chunk_size)))
-        parts = (x[:, span.start : span.stop] for x in tokens)
-        blocks = tuple(jnp.moveaxis(x.reshape(batch, -1, span.block_size, *x.shape[2:]), 1, 0) for x in parts)
+        blocks = jax.tree.map(
+            lambda x, span=span: jnp.moveaxis(
+                x[:, span.start : span.stop].reshape(batch, -1, span.block_size, *x.shape[2:]), 1, 0
+            ),
+            (tokens, packing),
+        )
         state, out = jax.lax.scan(run, state, blocks)
         outputs.append(jnp.moveaxis(out, 0, 1).reshape(batch, span.stop - span.start, *out.shape[3:]))
-    return jnp.concatenate(outputs, axis=1), jnp.moveaxis(state, 0, 1)
+    if packing is not None:
+        state = _through_last_chunk(state, tokens.inputs, packing, dynamics, tables)
+    return Walked(jnp.moveaxis(state, 0, 1), jnp.concatenate(outputs, axis=1))
 
 
-def _run(block: Block, tables: LagTables, state: Array, tokens: tuple[Array, ...]) -> tuple[Array, Array]:
-    state, out = block(state, tuple(_chunk(x, tables.inputs.shape[1]) for x in tokens), tables)
-    return state, _unchunk(out.astype(tokens[-1].dtype))
+def _run(block: Block, tables: LagTables, state: Array, blocks: tuple[Tokens, Packing | None]) -> tuple[Array, Array]:
+    tokens, packing = blocks
+    size = tables.inputs.shape[1]
+    documents = None if packing is None else _documents(packing, size)
+    walked = block(state, jax.tree.map(lambda x: _chunk(x, size), tokens), documents, tables)
+    return walked.state, _unchunk(walked.out.astype(tokens.inputs[-1].dtype))
+
+
+def _documents(packing: Packing, chunk_size: int) -> Documents:
+    real, starts = (x.reshape(x.shape[0], -1, chunk_size) for x in packing)
+    document = jnp.cumsum(starts, axis=-1)
+    return Documents(
+        document[..., :, None] == document[..., None, :],
+        document == 0,
+        document == document[..., -1:],
+        real[..., -1],
+    )
+
+
+def _through_last_chunk(
+    state: Array, inputs: tuple[Array, ...], packing: Packing, dynamics: Dynamics, tables: LagTables
+) -> Array:
+    """The state after each row's last token, from the state [Hkv, B, 2, M, C] before its first chunk with padding."""
+    size, length = tables.inputs.shape[1], packing.real.shape[1]
+    count = jnp.sum(packing.real, axis=1)
+    left = jnp.where(count < length, count % size, 0)
+    # The last K tokens of each row, so that the table of lags fits as it is; those before the chunk are masked.
+    place = count[:, None] + jnp.arange(-size, 0)
+    inside = place >= (count - left)[:, None]
+    place = jnp.maximum(place, 0)
+    document = jnp.cumsum(jnp.take_along_axis(packing.starts, place, axis=1) & inside, axis=1)
+    channels = jnp.concatenate([jnp.take_along_axis(x, place[:, :, None, None], axis=1) for x in inputs], axis=-1)
+    channels = jnp.where((inside & (document == document[:, -1:]))[:, :, None, None], channels, 0)
+    decay = jnp.moveaxis(lambda_powers(dynamics.log_decay, dynamics.angle, left), 1, 0)
+    carried = complex_multiply(jnp.moveaxis(state, 0, 1), decay[..., None], axis=-3)
+    carried = jnp.where((document[:, -1] == 0)[:, None, None, None, None], carried, 0)
+    added = _product("hspm,bshc->bhpmc", tables.inputs, channels, state.dtype, channels.dtype)
+    return jnp.moveaxis(carried + added, 0, 1)
 
 
 class Span(NamedTuple):
@@ -167,43 +281,75 @@ def _spans(length: int, block_size: int, chunk_size: int) -> list[Span]:
     return [span for span in spans if span.start < span.stop]
 
 
-def _chunk_states(z: Array, state: Array, tables: LagTables) -> tuple[Array, Array]:
+def _chunk_states(z: Array, state: Array, documents: Documents | None, tables: LagTables) -> tuple[Array, Array]:
     """The state before each chunk of z [Hkv, B, N, K, C], as [Hkv, B, N, 2M, C], and the state after the last."""
+    steps = None
+    if documents is not None:
+        z = jnp.where((documents.last & documents.full[..., None])[..., None], z, 0)
+        steps = Steps(*(x.T.astype(state.dtype) for x in (documents.full & documents.first[..., -1], ~documents.full)))
     added = _product("hspm,hbnsc->nhbpmc", tables.inputs, z, state.dtype, z.dtype)
-    states, state = _recur(tables.read_decay[:, -1], added, state)
+    states, state = _recur(tables.read_decay[:, -1], steps, added, state)
     states = jnp.moveaxis(states, 0, 2)
     return states.reshape(*states.shape[:3], -1, states.shape[-1]), state
 
 
+class Steps(NamedTuple):
+    """What a step of the recurrence keeps of the state before it: all of it, decayed, all of it as it is, or nothing.
+
+    Attributes:
+        decayed: [N, B], 1 or 0.
+        held: [N, B], 1 or 0, where the other is 0.
+    """
+
+    decayed: Float[Array, "N B"]
+    held: Float[Array, "N B"]
+
+
 @jax.custom_vjp
-def _recur(decay: Array, added: Array, state: Array) -> tuple[Array, Array]:
-    """x_{n+1} = decay x_n + added_n over axis 0: the x before each step, and the last.
+def _recur(decay: Array, steps: Steps | None, added: Array, state: Array) -> tuple[Array, Array]:
+    """x_{n+1} = decay x_n + added_n over axis 0, where `steps` has no other word: the x before each step, and the last.
 
     decay [Hkv, 2, M], added [N, Hkv, B, 2, M, C], state [Hkv, B, 2, M, C]. The adjoint is the same recurrence,
     backwards, with the conjugate decay; written out so that the decay's gradient is one sum over all steps.
     """
-    return _scan_states(decay, added, state)
+    return _scan_states(decay, steps, added, state)
 
 
-def _scan_states(decay: Array, added: Array, state: Array, *, reverse: bool = False) -> tuple[Array, Array]:
+def _scan_states(
+    decay: Array, steps: Steps | None, added: Array, state: Array, *, reverse: bool = False
+) -> tuple[Array, Array]:
     decay = decay[:, None, :, :, None]
 
-    def step(state: Array, added: Array) -> tuple[Array, Array]:
-        return complex_multiply(state, decay, axis=-3) + added, state
+    def step(state: Array, inputs: tuple[Array, Steps | None]) -> tuple[Array, Array]:
+        added, steps = inputs
+        kept = complex_multiply(state, decay, axis=-3)
+        if steps is not None:
+            kept = _over_rows(steps.decayed) * kept + _over_rows(steps.held) * state
+        return kept + added, state
 
-    last, before = jax.lax.scan(step, state, added, reverse=reverse)
+    last, before = jax.lax.scan(step, state, (added, steps), reverse=reverse)
     return before, last
 
 
-def _recur_forward(decay: Array, added: Array, state: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    before, last = _recur(decay, added, state)
-    return (before, last), (decay, before)
+def _over_rows(rows: Array) -> Array:
+    return rows[..., None, :, None, None, None]
 
 
-def _recur_backward(saved: tuple[Array, Array], cotangents: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-    decay, before = saved
-    added_bar, state_bar = _scan_states(_conjugate(decay), *cotangents, reverse=True)
-    return _decay_gradient(added_bar, before, pair=3, over=(0, 2, 5)), added_bar, state_bar
+def _recur_forward(
+    decay: Array, steps: Steps | None, added: Array, state: Array
+) -> tuple[tuple[Array, Array], tuple[Array, Steps | None, Array]]:
+    before, last = _recur(decay, steps, added, state)
+    return (before, last), (decay, steps, before)
+
+
+def _recur_backward(
+    saved: tuple[Array, Steps | None, Array], cotangents: tuple[Array, Array]
+) -> tuple[Array, None, Array, Array]:
+    decay, steps, before = saved
+    added_bar, state_bar = _scan_states(_conjugate(decay), steps, *cotangents, reverse=True)
+    if steps is not None:
+        before = _over_rows(steps.decayed) * before
+    return _decay_gradient(added_bar, before, pair=3, over=(0, 2, 5)), None, added_bar, state_bar
 
 
 _recur.defvjp(_recur_forward, _recur_backward)

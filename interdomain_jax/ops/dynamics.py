@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from interdomain_jax.array_types import Complex, Modes
 
@@ -25,7 +25,11 @@ _TURN_MID = math.floor((2 * math.pi - _TURN_HIGH) * 2**20) / 2**20
 _TURN_LOW = 2 * math.pi - _TURN_HIGH - _TURN_MID
 # Angles are split at this grid: a multiple of 2^-9 below pi has 11 bits, so its product with a lag up to 2^12 is exact.
 _PHASE_GRID = 2.0**9
-MAX_LAG = 2**12
+# Lags are written in two digits of this base: lambda^lag = (lambda^base)^high lambda^low.
+_LAG_BASE = 2**12
+
+MAX_LAG = _LAG_BASE**2 - 1
+"""The largest lag that `lambda_powers` takes."""
 
 
 class Dynamics(NamedTuple):
@@ -87,18 +91,31 @@ def discretize(
     return Dynamics(log_decay, angle, input_weight, readout, mode_weights)
 
 
-def lambda_powers(log_decay: Modes, angle: Modes, lags: Array) -> Float[Array, "Hkv L 2 M"]:
+def lambda_powers(log_decay: Modes, angle: Modes, lags: Int[Array, " L"]) -> Float[Array, "Hkv L 2 M"]:
     """exp(lag (log_decay + i angle)) for each lag, as real pairs: [Hkv, L, 2, M].
 
-    Lags are whole numbers in [0, MAX_LAG]; the absolute error of every phase is a few float32 units whatever the lag.
+    Lags are whole numbers in [0, MAX_LAG]. The absolute error of a phase is a few float32 units for a lag up to 4096,
+    and lag / 4096 times that for longer ones.
     """
-    lags = lags.astype(log_decay.dtype)[:, None]
-    coarse, fine = _split_angle(angle)
-    turned = lags * coarse[:, None]
+    base = jnp.full(1, _LAG_BASE)
+    low = _powers(log_decay, angle, lags % _LAG_BASE)
+    high = _powers(log_decay * _LAG_BASE, _phases(angle, base)[:, 0], lags // _LAG_BASE)
+    return complex_multiply(low, high)
+
+
+def _powers(log_decay: Modes, angle: Modes, lags: Int[Array, " L"]) -> Float[Array, "Hkv L 2 M"]:
+    phases = _phases(angle, lags)
+    magnitude = jnp.exp(lags.astype(log_decay.dtype)[:, None] * log_decay[:, None])
+    return jnp.stack([magnitude * jnp.cos(phases), magnitude * jnp.sin(phases)], axis=2)
+
+
+def _phases(angle: Modes, lags: Int[Array, " L"]) -> Float[Array, "Hkv L M"]:
+    """lag * angle modulo 2 pi, for lags up to _LAG_BASE."""
+    lags = lags.astype(angle.dtype)[:, None]
+    coarse, fine = _split_angle(angle[:, None])
+    turned = lags * coarse
     turns = _whole_turns(turned)
-    phase = turned - turns * _TURN_HIGH - turns * _TURN_MID - turns * _TURN_LOW + lags * fine[:, None]
-    magnitude = jnp.exp(lags * log_decay[:, None])
-    return jnp.stack([magnitude * jnp.cos(phase), magnitude * jnp.sin(phase)], axis=2)
+    return turned - turns * _TURN_HIGH - turns * _TURN_MID - turns * _TURN_LOW + lags * fine
 
 
 def input_powers(dynamics: Dynamics, lags: Array) -> Float[Array, "Hkv L 2 M"]:

@@ -19,52 +19,65 @@ from interdomain_jax.ops.dynamics import (
     lambda_powers,
     read_factors,
 )
+from interdomain_jax.ops.packing import Packing
 
 
 def interdomain_sequential(
-    q: Queries, k: Keys, v: Values, dynamics: Dynamics, initial_state: State, read: Read
+    q: Queries, k: Keys, v: Values, dynamics: Dynamics, initial_state: State, packing: Packing | None, read: Read
 ) -> tuple[Output, State]:
     """`interdomain_attention` by a scan over tokens; arguments already validated."""
-    batch, _, heads, width = q.shape
-    groups = heads // k.shape[2]
-    dtype = initial_state.dtype
-    grouped = q.reshape(*q.shape[:2], k.shape[2], groups, width)
-    advance = _update(dynamics)
+    batch, length, heads, width = q.shape
+    grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], width)
     readout, scale = read_factors(dynamics, read)
 
-    def step(state: State, token: tuple[Array, Array]) -> tuple[State, Array]:
-        query, channels = token
-        state = advance(state, channels)
+    def read_state(state: State, query: Array) -> Array:
         modes = state.reshape(*state.shape[:2], -1, state.shape[-1])
         y = jnp.einsum("bhgr,bhmr->bhgm", query, modes[..., :width], precision="highest")
         coefficients = jnp.einsum("bhgm,hcm->bhgc", y, readout, precision="highest") * scale[:, None]
         w = jnp.einsum("bhgc,hcm->bhgm", coefficients, readout, precision="highest")
-        return state, jnp.einsum("bhgm,bhmd->bhgd", w, modes[..., width:], precision="highest")
+        return jnp.einsum("bhgm,bhmd->bhgd", w, modes[..., width:], precision="highest")
 
-    tokens = (_by_token(grouped, dtype), _by_token(jnp.concatenate([k, v], axis=-1), dtype))
-    final_state, out = jax.lax.scan(step, initial_state, tokens)
-    return jnp.moveaxis(out, 0, 1).reshape(batch, -1, heads, v.shape[-1]).astype(v.dtype), final_state
+    out, state = _scan(read_state, grouped, jnp.concatenate([k, v], axis=-1), dynamics, initial_state, packing)
+    return out.reshape(batch, length, heads, v.shape[-1]).astype(v.dtype), state
 
 
-def linear_sequential(z: Channels, dynamics: Dynamics, initial_state: State) -> tuple[Channels, State]:
+def linear_sequential(
+    z: Channels, dynamics: Dynamics, initial_state: State, packing: Packing | None
+) -> tuple[Channels, State]:
     """`linear_contraction` by a scan over tokens; arguments already validated."""
-    advance = _update(dynamics)
     weights = contraction_weights(dynamics)
 
-    def step(state: State, channels: Array) -> tuple[State, Array]:
-        state = advance(state, channels)
-        return state, jnp.einsum("hpm,bhpmc->bhc", weights, state, precision="highest")
+    def read_state(state: State, _: None) -> Array:
+        return jnp.einsum("hpm,bhpmc->bhc", weights, state, precision="highest")
 
-    final_state, out = jax.lax.scan(step, initial_state, _by_token(z, initial_state.dtype))
-    return jnp.moveaxis(out, 0, 1).astype(z.dtype), final_state
+    out, state = _scan(read_state, None, z, dynamics, initial_state, packing)
+    return out.astype(z.dtype), state
 
 
-def _update(dynamics: Dynamics) -> Callable[[State, Array], State]:
-    """The recurrence x <- lambda x + b z as a function of the state and the channels z [B, Hkv, C]."""
-    decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1))[:, 0, :, :, None]
+def _scan(
+    read_state: Callable[..., Array],
+    queries: Array | None,
+    z: Channels,
+    dynamics: Dynamics,
+    state: State,
+    packing: Packing | None,
+) -> tuple[Array, State]:
+    """x <- lambda x + b z, then `read_state(x, query)`, for each token; the reads [B, T, ...] and the last x."""
+    decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1, jnp.int32))[:, 0, :, :, None]
     weight = jnp.stack(dynamics.input_weight, axis=1)[..., None]
-    return lambda state, z: complex_multiply(state, decay, axis=-3) + weight * z[:, :, None, None, :]
+
+    def step(state: State, token: tuple[Array | None, Array, Packing | None]) -> tuple[State, Array]:
+        query, channels, packing = token
+        before = state if packing is None else jnp.where(_over_state(packing.starts), 0, state)
+        after = complex_multiply(before, decay, axis=-3) + weight * channels[:, :, None, None, :]
+        state = after if packing is None else jnp.where(_over_state(packing.real), after, state)
+        return state, read_state(state, query)
+
+    queries, z = jax.tree.map(lambda x: x.astype(state.dtype), (queries, z))
+    tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (queries, z, packing))
+    state, out = jax.lax.scan(step, state, tokens)
+    return jnp.moveaxis(out, 0, 1), state
 
 
-def _by_token(x: Array, dtype: jnp.dtype) -> Array:
-    return jnp.moveaxis(x, 1, 0).astype(dtype)
+def _over_state(rows: Array) -> Array:
+    return rows[:, None, None, None, None]

@@ -149,7 +149,7 @@ def test_a_sequence_in_pieces_equals_the_whole(name):
         y, cache = step(piece, cache)
         pieces.append(y)
     np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole, atol=1e-5)
-    np.testing.assert_array_equal(cache.position, 16)
+    np.testing.assert_array_equal(cache.progress.position, 16)
 
 
 @pytest.mark.parametrize("name", ["interdomain", "softmax"])
@@ -226,10 +226,3 @@ def test_bad_fields_get_one_sentence(name, change, message):
     with pytest.raises(ValueError) as error:
         make(name, **change)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["interdomain", "s4d", "softmax"])
-def test_segment_ids_are_refused_not_ignored(name):
-    x = jnp.zeros((1, 5, D_MODEL))
-    with pytest.raises(ValueError, match="segment_ids is not supported"):
-        make(name).init(jax.random.key(0), x, segment_ids=jnp.ones((1, 5), jnp.int32))

@@ -1,0 +1,411 @@
+"""What every implementation of the op must do; `test_implementations.py` runs it for each, kernels included."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interdomain_jax.ops import interdomain_attention, linear_contraction
+from tests.numerics import (
+    assert_close,
+    jitted_vjp,
+    paper_attention,
+    random_dynamics,
+    random_like,
+    random_qkv,
+    random_segment_ids,
+    relative_rms,
+    to_float64,
+    to_numpy,
+)
+
+READS = ("bilinear", "hermitian")
+# One property test serves the classes of all implementations.
+inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=5)
+
+
+class ImplementationContract:
+    """What a subclass sets.
+
+    Attributes:
+        implementation: its name.
+        packs: whether it takes segment ids.
+        chunked: whether the chunk size matters to it.
+        longest: tokens of the sequences that the property tests draw, for programs that compile in a time that grows.
+    """
+
+    implementation: str
+    packs = True
+    chunked = False
+    longest = 200
+
+    def attend(self, **inputs):
+        return interdomain_attention(implementation=self.implementation, **inputs)
+
+    def contract(self, **inputs):
+        return linear_contraction(implementation=self.implementation, **inputs)
+
+    def chunk_sizes(self, *sizes):
+        return sizes if self.chunked else (None,)
+
+    def inputs(self, rng, batch=2, length=20, heads=2, kv_heads=1, key_dim=4, value_dim=4, state_dim=4):
+        """Random q, k, v, dynamics and initial state, float32."""
+        q, k, v = random_qkv(rng, batch, length, heads, kv_heads, key_dim, value_dim)
+        state = jnp.asarray(rng.normal(size=(batch, kv_heads, 2, state_dim, key_dim + value_dim)), jnp.float32)
+        return dict(q=q, k=k, v=v, dynamics=random_dynamics(rng, kv_heads, state_dim), initial_state=state)
+
+    def check(self, op, reference, inputs, rng, **fixed):
+        """Outputs, state and every gradient in float64 to 1e-10, for random cotangents of both outputs."""
+        ours, theirs = self.bound(op, reference, fixed)
+        cotangents = random_like(rng, jax.eval_shape(lambda kwargs: ours(**kwargs), inputs))
+        with jax.enable_x64(True):
+            inputs, cotangents = to_float64((inputs, cotangents))
+            expected, got = (to_numpy(jitted_vjp(function, inputs, cotangents)) for function in (theirs, ours))
+        assert_close(got, expected, 1e-10)
+
+    def check_float32(self, op, reference, inputs, rng, **fixed):
+        """Outputs and state in float32 to 1e-5, every gradient to 1e-4, against the reference in float64."""
+        ours, theirs = self.bound(op, reference, fixed)
+        cotangents = random_like(rng, jax.eval_shape(lambda kwargs: ours(**kwargs), inputs))
+        got = jitted_vjp(ours, inputs, cotangents)
+        with jax.enable_x64(True):
+            expected = to_numpy(jitted_vjp(theirs, *to_float64((inputs, cotangents))))
+        assert_close(got.outputs, expected.outputs, 1e-5)
+        assert_close(got.gradients, expected.gradients, 1e-4)
+
+    def bound(self, op, reference, fixed):
+        shared = {name: value for name, value in fixed.items() if name != "chunk_size"}
+        return partial(op, **fixed), partial(reference, implementation="sequential", **shared)
+
+    @inherited
+    @given(
+        length=st.integers(1, 200),
+        chunk_size=st.integers(1, 100),
+        kv_heads=st.integers(1, 3),
+        groups=st.integers(1, 3),
+        state_dim=st.integers(1, 17),
+        key_dim=st.integers(1, 12),
+        value_dim=st.integers(1, 12),
+        read=st.sampled_from(READS),
+        packed=st.booleans(),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def test_parity(self, length, chunk_size, kv_heads, groups, state_dim, key_dim, value_dim, read, packed, seed):
+        """Any shape and chunk, grouped heads, ragged lengths, packed documents with padding: the sequential form's."""
+        rng, length = np.random.default_rng(seed), min(length, self.longest)
+        inputs = self.inputs(rng, 2, length, kv_heads * groups, kv_heads, key_dim, value_dim, state_dim)
+        ids = random_segment_ids(rng, 2, length) if packed and self.packs else None
+        self.check(self.attend, interdomain_attention, inputs, rng, read=read, segment_ids=ids, chunk_size=chunk_size)
+
+    @inherited
+    @given(
+        length=st.integers(1, 200),
+        chunk_size=st.integers(1, 100),
+        heads=st.integers(1, 4),
+        state_dim=st.integers(1, 17),
+        channels=st.integers(1, 12),
+        packed=st.booleans(),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def test_parity_of_the_linear_contraction(self, length, chunk_size, heads, state_dim, channels, packed, seed):
+        rng, length = np.random.default_rng(seed), min(length, self.longest)
+        inputs = dict(
+            z=jnp.asarray(rng.normal(size=(2, length, heads, channels)), jnp.float32),
+            dynamics=random_dynamics(rng, heads, state_dim, mode_weights=True),
+            initial_state=jnp.asarray(rng.normal(size=(2, heads, 2, state_dim, channels)), jnp.float32),
+        )
+        ids = random_segment_ids(rng, 2, length) if packed and self.packs else None
+        self.check(self.contract, linear_contraction, inputs, rng, segment_ids=ids, chunk_size=chunk_size)
+
+    @pytest.mark.parametrize("read", READS)
+    def test_float32(self, read):
+        """Heads of the usual width, many chunks, packed documents where they are taken."""
+        rng = np.random.default_rng(16)
+        inputs = self.inputs(rng, 2, 300, 4, 2, 32, 32, 32)
+        ids = random_segment_ids(rng, 2, 300) if self.packs else None
+        self.check_float32(self.attend, interdomain_attention, inputs, rng, read=read, segment_ids=ids, chunk_size=64)
+
+    def test_float32_of_the_linear_contraction(self):
+        rng = np.random.default_rng(17)
+        inputs = dict(
+            z=jnp.asarray(rng.normal(size=(2, 300, 3, 64)), jnp.float32),
+            dynamics=random_dynamics(rng, 3, 32, mode_weights=True),
+            initial_state=jnp.asarray(rng.normal(size=(2, 3, 2, 32, 64)), jnp.float32),
+        )
+        ids = random_segment_ids(rng, 2, 300) if self.packs else None
+        self.check_float32(self.contract, linear_contraction, inputs, rng, segment_ids=ids, chunk_size=64)
+
+    @pytest.mark.parametrize("read", READS)
+    @pytest.mark.parametrize("mode_weights", [False, True])
+    def test_the_papers_form(self, read, mode_weights):
+        """Against U and Gamma formed for every token in NumPy; grouped heads, a state in."""
+        rng = np.random.default_rng(0)
+        inputs = self.inputs(rng, 2, 20, 4, 2, 5, 3, 8)
+        inputs["dynamics"] = random_dynamics(rng, 2, 8, mode_weights=mode_weights)
+        expected = paper_attention(*to_numpy(tuple(inputs.values())), read)
+        with jax.enable_x64(True):
+            got = self.attend(**to_float64(inputs), read=read, chunk_size=8)
+        assert_close(got, expected, 1e-12)
+
+    def test_causal_by_gradient(self):
+        rng = np.random.default_rng(4)
+        inputs = self.inputs(rng, 1, 21)
+
+        @jax.jit
+        @jax.grad
+        def gradient(kv, t):
+            out, _ = self.attend(**inputs | kv, chunk_size=8)
+            return out[0, t].sum()
+
+        for t in (0, 7, 8, 13, 20):
+            for by in gradient({"k": inputs["k"], "v": inputs["v"]}, t).values():
+                np.testing.assert_array_equal(by[:, t + 1 :], 0)
+                assert (np.abs(by[:, : t + 1]).max(axis=(2, 3)) > 0).all()
+
+    @pytest.mark.parametrize("split", [1, 7, 16, 40])
+    def test_the_state_carries_a_sequence_across_calls(self, split):
+        """The gradient too: through the state between the calls it equals the gradient of the whole."""
+        inputs = self.inputs(np.random.default_rng(3), 2, 50)
+
+        def in_two(q, k, v, dynamics, initial_state):
+            parts = [dict(q=q[:, at], k=k[:, at], v=v[:, at]) for at in (slice(split), slice(split, None))]
+            head, state = self.attend(**parts[0], dynamics=dynamics, initial_state=initial_state, chunk_size=16)
+            tail, state = self.attend(**parts[1], dynamics=dynamics, initial_state=state, chunk_size=16)
+            return jnp.concatenate([head, tail], axis=1), state
+
+        whole = lambda **kwargs: self.attend(**kwargs, chunk_size=16)
+        cotangents = random_like(np.random.default_rng(1), jax.eval_shape(lambda kwargs: whole(**kwargs), inputs))
+        assert_close(jitted_vjp(in_two, inputs, cotangents), jitted_vjp(whole, inputs, cotangents), 1e-4)
+
+    # The numbered cases are faults that published kernels of this family have had.
+
+    @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 15, 16, 29, 30, 31, 64])
+    def test_short_sequences_equal_the_step_loop(self, length):
+        """fla#88: chunk mode failed for few tokens; mamba#683: step and forward drifted apart past 30."""
+        inputs = self.inputs(np.random.default_rng(length), 2, length)
+        state, outputs = inputs["initial_state"], []
+        step = jax.jit(lambda **kwargs: interdomain_attention(implementation="sequential", **kwargs))
+        for t in range(length):
+            token = {name: inputs[name][:, t : t + 1] for name in ("q", "k", "v")}
+            out, state = step(**token, dynamics=inputs["dynamics"], initial_state=state)
+            outputs.append(out)
+        for chunk_size in self.chunk_sizes(16, 64):
+            assert_close(self.attend(**inputs, chunk_size=chunk_size), (jnp.concatenate(outputs, axis=1), state), 1e-5)
+
+    @pytest.mark.parametrize("length", [63, 65, 100, 127])
+    def test_padding_of_not_a_numbers_is_never_read(self, length):
+        """fla#1142: a ragged length read past the end and lost a gradient term."""
+        if not self.packs:
+            return self.check_refuses_segment_ids()
+        inputs = self.inputs(np.random.default_rng(length), 2, length)
+        attend = lambda **kwargs: self.attend(**kwargs, chunk_size=64)
+        cotangents = random_like(np.random.default_rng(1), jax.eval_shape(lambda kwargs: attend(**kwargs), inputs))
+        expected = jitted_vjp(attend, inputs, cotangents)
+
+        fill = lambda x: jnp.pad(x, [(0, 0), (0, 128 - length), (0, 0), (0, 0)], constant_values=jnp.nan)
+        ids = jnp.broadcast_to(jnp.arange(128) < length, (2, 128)).astype(jnp.int32)
+        padded = inputs | {name: fill(inputs[name]) for name in ("q", "k", "v")}
+        packed = lambda **kwargs: attend(**kwargs, segment_ids=ids)
+        (out, state), gradients = jitted_vjp(packed, padded, (fill(cotangents[0]), cotangents[1]))
+        np.testing.assert_array_equal(out[:, length:], 0)
+        for name in ("q", "k", "v"):
+            np.testing.assert_array_equal(gradients[name][:, length:], 0)
+            gradients[name] = gradients[name][:, :length]
+        assert_close(((out[:, :length], state), gradients), expected, 1e-5)
+
+    def test_repeats_are_bitwise_equal(self):
+        """jax#23819: partial blocks held arbitrary memory."""
+        inputs = self.inputs(np.random.default_rng(5), 2, 77)
+        run = jax.jit(lambda kwargs: self.attend(**kwargs, chunk_size=16))
+        first = run(inputs)
+        for _ in range(10):
+            jax.tree.map(np.testing.assert_array_equal, run(inputs), first)
+
+    def test_a_loss_on_the_final_state_alone_reaches_the_decay(self):
+        """fla#459: the decay's gradient missed the final state's share; and fla#36: so did the initial state's."""
+        inputs = self.inputs(np.random.default_rng(6), 2, 37)
+        weights = jnp.asarray(np.random.default_rng(7).normal(size=inputs["initial_state"].shape), jnp.float32)
+
+        def gradient(implementation, inputs, weights):
+            loss = lambda kwargs: jnp.sum(
+                weights * interdomain_attention(**kwargs, chunk_size=8, implementation=implementation)[1]
+            )
+            return jax.jit(jax.grad(loss))(inputs)
+
+        with jax.enable_x64(True):
+            expected = to_numpy(gradient("sequential", *to_float64((inputs, weights))))
+        got = gradient(self.implementation, inputs, weights)
+        assert np.abs(got["dynamics"].log_decay).max() > 0
+        assert_close(got, expected, 1e-4)
+
+    def test_initial_state_gradient_in_bfloat16(self):
+        """fla#36: state gradients off by orders of magnitude."""
+        inputs = self.inputs(np.random.default_rng(8), 2, 130, 4, 2, 16, 16, 16)
+        half = inputs | {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
+        attend = lambda **kwargs: self.attend(**kwargs, chunk_size=32)
+        cotangents = random_like(np.random.default_rng(1), jax.eval_shape(lambda kwargs: attend(**kwargs), inputs))
+        got = jitted_vjp(attend, half, (cotangents[0].astype(jnp.bfloat16), cotangents[1])).gradients
+        with jax.enable_x64(True):
+            sequential = lambda **kwargs: interdomain_attention(implementation="sequential", **kwargs)
+            expected = to_numpy(jitted_vjp(sequential, *to_float64((half, cotangents)))).gradients
+        assert relative_rms(got["initial_state"], expected["initial_state"]) <= 3e-2
+        assert_close(got, expected, 5e-2)
+
+    def test_extreme_decays(self):
+        """fla#215: extreme gates gave NaN."""
+        rng = np.random.default_rng(9)
+        inputs = self.inputs(rng, 1, 4, 4, 4, 4, 4, 4)
+        log_decay = -jnp.logspace(4, -6, 16).reshape(4, 4)
+        inputs["dynamics"] = inputs["dynamics"]._replace(log_decay=log_decay)
+        self.check_float32(self.attend, interdomain_attention, inputs, rng, chunk_size=2)
+        with pytest.raises(ValueError, match="log_decay must be at most 0"):
+            self.attend(**inputs | {"dynamics": inputs["dynamics"]._replace(log_decay=-log_decay)})
+
+    @pytest.mark.parametrize("heads", [1, 3, 5, 6, 7, 12])
+    def test_any_number_of_heads_in_bfloat16(self, heads):
+        """mamba#352: NaN in the first bfloat16 backward for some head counts."""
+        inputs = self.inputs(np.random.default_rng(heads), 1, 150, heads, heads, 8, 8, 8)
+        half = inputs | {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
+        cotangents = random_like(np.random.default_rng(1), (inputs["v"], inputs["initial_state"]))
+        with jax.enable_x64(True):
+            sequential = lambda **kwargs: interdomain_attention(implementation="sequential", **kwargs)
+            expected = to_numpy(jitted_vjp(sequential, *to_float64((half, cotangents))))
+        for chunk_size in self.chunk_sizes(1, 16, 64, 128):
+            attend = lambda chunk_size=chunk_size, **kwargs: self.attend(**kwargs, chunk_size=chunk_size)
+            got = jitted_vjp(attend, half, (cotangents[0].astype(jnp.bfloat16), cotangents[1]))
+            assert_close(got.outputs, expected.outputs, 1e-2)
+            assert_close(got.gradients, expected.gradients, 5e-2)
+
+    @pytest.mark.parametrize("width", [24, 40, 63, 72, 80, 96])
+    def test_odd_head_sizes_repeat_bitwise_in_bfloat16(self, width):
+        """exllamav3#316: odd head sizes were nondeterministic."""
+        inputs = self.inputs(np.random.default_rng(width), 1, 70, 1, 1, width, width, 8)
+        half = inputs | {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
+        run = jax.jit(lambda kwargs: self.attend(**kwargs, chunk_size=16))
+        first = run(half)
+        with jax.enable_x64(True):
+            expected = to_numpy(interdomain_attention(implementation="sequential", **to_float64(half)))
+        assert_close(first, expected, 1e-2)
+        for _ in range(3):
+            jax.tree.map(np.testing.assert_array_equal, run(half), first)
+
+    def test_bfloat16_at_65536_tokens_and_128_radians_a_step(self):
+        """Phases after many fast steps: relative RMS at most 1e-2, and the state stays float32."""
+        rng = np.random.default_rng(10)
+        inputs = self.inputs(rng, 1, 2**16, 1, 1, 8, 8, 8)
+        half = inputs | {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
+        angles = jnp.asarray([[128.3, -128.3, 97.1, 41.7, 12.3, 3.0, 0.1, 0.0]], jnp.float32)
+        decays = -jnp.asarray([[1e-4, 5e-2, 1e-3, 1e-2, 5e-4, 1e-4, 1e-3, 1e-5]], jnp.float32)
+        half["dynamics"] = half["dynamics"]._replace(log_decay=decays, angle=angles)
+        out, state = jax.jit(lambda kwargs: self.attend(**kwargs))(half)
+        assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
+        with jax.enable_x64(True):
+            expected = to_numpy(interdomain_attention(implementation="sequential", **to_float64(half)))
+        assert_close((out, state), expected, 1e-2)
+
+    def test_packed_documents_equal_separate_runs(self):
+        """Every output, final state and gradient: packed is the sum over the documents (fla#955)."""
+        if not self.packs:
+            return self.check_refuses_segment_ids()
+        rng = np.random.default_rng(11)
+        inputs = self.inputs(rng, 2, 40, 4, 2)
+        rows = (
+            [0] * 2 + [1] * 9 + [2] * 8 + [0] * 3 + [2] * 4 + [5] * 14,
+            [3] * 20 + [0] * 9 + [4] + [3] * 8 + [0] * 2,
+        )
+        # The places of each document's tokens; the first goes on from the initial state.
+        documents = [
+            [[*range(2, 11)], [*range(11, 19), *range(22, 26)], [*range(26, 40)]],
+            [[*range(20)], [29], [*range(30, 38)]],
+        ]
+        ids = jnp.asarray(rows)
+
+        def separately(q, k, v, dynamics, initial_state):
+            out, states = jnp.zeros((*q.shape[:3], v.shape[3]), v.dtype), []
+            for row, places in enumerate(documents):
+                state = initial_state[row : row + 1]
+                for place in places:
+                    part = {name: x[row : row + 1, np.array(place)] for name, x in dict(q=q, k=k, v=v).items()}
+                    got, state = self.attend(**part, dynamics=dynamics, initial_state=state, chunk_size=8)
+                    out = out.at[row, np.array(place)].set(got[0])
+                    last, state = state, jnp.zeros_like(state)
+                states.append(last)
+            return out, jnp.concatenate(states)
+
+        together = lambda **kwargs: self.attend(**kwargs, segment_ids=ids, chunk_size=8)
+        cotangents = random_like(rng, jax.eval_shape(lambda kwargs: together(**kwargs), inputs))
+        with jax.enable_x64(True):
+            inputs, cotangents = to_float64((inputs, cotangents))
+            got, expected = (to_numpy(jitted_vjp(f, inputs, cotangents)) for f in (together, separately))
+        assert_close(got, expected, 1e-10)
+
+    def test_rows_of_padding_alone_keep_their_state(self):
+        """FlashKDA#32: the final state of an empty document is the initial one."""
+        if not self.packs:
+            return self.check_refuses_segment_ids()
+        inputs = self.inputs(np.random.default_rng(12), 2, 11)
+        ids = jnp.asarray([[0] * 11, [1] * 11])
+        out, state = self.attend(**inputs, segment_ids=ids, chunk_size=4)
+        np.testing.assert_array_equal(out[0], 0)
+        np.testing.assert_array_equal(state[0], inputs["initial_state"][0])
+        assert_close((out[1:], state[1:]), tuple(x[1:] for x in self.attend(**inputs, chunk_size=4)), 1e-6)
+
+    @pytest.mark.parametrize(("batch", "length"), [(0, 5), (2, 0), (0, 0)])
+    def test_empty_shapes_and_their_gradients(self, batch, length):
+        """FlashKDA#32: no rows or no tokens; the state passes through."""
+        inputs = self.inputs(np.random.default_rng(13), batch, length)
+        cotangents = random_like(np.random.default_rng(1), (inputs["q"], inputs["initial_state"]))
+        (out, state), gradients = jitted_vjp(self.attend, inputs, cotangents)
+        assert out.shape == (batch, length, 2, 4)
+        np.testing.assert_array_equal(state, inputs["initial_state"])
+        np.testing.assert_array_equal(gradients["initial_state"], cotangents[1])
+        for leaf in jax.tree.leaves(gradients["dynamics"]):
+            np.testing.assert_array_equal(leaf, 0)
+
+    def test_products_name_their_precision(self):
+        """jax#16349: a low default precision on accelerators made a slice differ from the whole."""
+        inputs = self.inputs(np.random.default_rng(14), 1, 20)
+        highest = (jax.lax.Precision.HIGHEST,) * 2
+
+        def loss(kwargs):
+            return sum(jnp.sum(x) for x in self.attend(**kwargs, chunk_size=8))
+
+        precisions = [equation.params["precision"] for equation in dot_generals(jax.make_jaxpr(jax.grad(loss))(inputs))]
+        assert precisions
+        assert set(precisions) == {highest}
+
+    def test_grouped_heads_share_a_state_in_memory(self):
+        """No array of the program holds the states of the query heads; their sizes M and C are found nowhere else."""
+        inputs = self.inputs(np.random.default_rng(15), 1, 24, 6, 1, 11, 8, 13)
+        program = jax.make_jaxpr(lambda kwargs: self.attend(**kwargs, chunk_size=8))(inputs)
+        of_states = [shape for shape in array_shapes(program) if 13 in shape[-2:] or 26 in shape[-2:]]
+        of_states = [shape for shape in of_states if shape[-1] in (8, 11, 19)]
+        assert of_states
+        assert all(6 not in shape for shape in of_states), of_states
+
+    def check_refuses_segment_ids(self):
+        inputs = self.inputs(np.random.default_rng(0), 1, 5)
+        with pytest.raises(ValueError, match="cannot take segment_ids"):
+            self.attend(**inputs, segment_ids=jnp.ones((1, 5), jnp.int32))
+
+
+def equations(program):
+    """Every equation of a jaxpr, those of the programs inside it too."""
+    for equation in program.eqns:
+        yield equation
+        for value in jax.tree.leaves(tuple(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def dot_generals(program):
+    return [equation for equation in equations(program.jaxpr) if equation.primitive.name == "dot_general"]
+
+
+def array_shapes(program):
+    return {variable.aval.shape for equation in equations(program.jaxpr) for variable in equation.outvars}

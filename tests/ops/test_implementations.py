@@ -1,0 +1,22 @@
+"""The contract of the op, run for each implementation, and what each has of its own."""
+
+from tests.ops.contract import ImplementationContract
+
+
+class TestSequential(ImplementationContract):
+    implementation = "sequential"
+
+
+class TestAssociative(ImplementationContract):
+    implementation = "associative"
+    longest = 40
+
+
+class TestFFT(ImplementationContract):
+    implementation = "fft"
+    packs = False
+
+
+class TestXLA(ImplementationContract):
+    implementation = "xla"
+    chunked = True
