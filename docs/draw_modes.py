@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from PIL import Image
 
-from interdomain_jax import InterdomainAttention, discretize
-from interdomain_jax.array_types import Complex
+from interdomain_jax import InterdomainAttention, layer_dynamics
 from interdomain_jax.mode_chart import draw_modes
 from interdomain_jax.ops import describe
 from interdomain_jax.ops.dynamics import Read
@@ -26,8 +25,7 @@ def main() -> None:
     """Writes both pictures."""
     layer = InterdomainAttention(num_heads=4, head_dim=64, state_dim=64)
     params = jax.jit(layer.init)(jax.random.key(0), jnp.zeros((1, 1, 256)))["params"]
-    readout = Complex(params["readout_real"], params["readout_imag"])
-    dynamics = discretize(params["log_delta"], params["log_neg_a_real"], params["a_imag"], readout)
+    dynamics = layer_dynamics(params)
     fast_to_slow = jnp.argsort(-params["log_delta"]).tolist()
     for read, name in READS.items():
         title = f"A layer at its start: 4 heads from fast to slow, 64 modes each, {read} read"

@@ -14,8 +14,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from interdomain_jax import discretize, interdomain_attention, s4d_inv
-from interdomain_jax.array_types import Complex
+from interdomain_jax import Complex, discretize, interdomain_attention, s4d_inv
 
 SYMBOLS, HEADS, WIDTH, MODES = 8, 2, 16, 16
 BATCH, WINDOW, STEPS = 32, 16, 300

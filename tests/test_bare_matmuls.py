@@ -101,12 +101,24 @@ def test_the_op_runs_the_products_of_the_formula():
 
 
 def test_the_bare_program_multiplies_its_operands():
-    """After the last of three steps the first number of the smaller operand is 2."""
+    """In a loop, the first number of the smaller operand is the result's of the step before; zero in the first."""
     function, (operands,) = bare_problem([Loop(1, (product(2, 3, 4, 5),)), Loop(3, (product(1, 6, 4, 5),))])
-    (first,), (last,) = jax.jit(function)(operands)
-    ((a, b),), ((c, d),) = operands
-    np.testing.assert_allclose(first, np.matmul(a, b), rtol=1e-5)
-    np.testing.assert_allclose(last, np.matmul(c, np.asarray(d.at[0, 0, 0].set(2))), rtol=1e-5)
+    (once,), (last,) = jax.jit(function)(operands)
+    ((a, b),), ((c, d),) = jax.tree.map(np.array, operands)
+    np.testing.assert_allclose(once, np.matmul(a, b), rtol=1e-5)
+    d[0, 0, 0] = 0
+    for _ in range(2):
+        d[0, 0, 0] = np.clip(np.matmul(c, d)[0, 0, 0], -1, 1)
+    np.testing.assert_allclose(last, np.matmul(c, d), rtol=1e-5)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 4])
+def test_short_loops_stay_loops(runs):
+    """Unrolled, the products of all steps but the last could be left out, or taken in part."""
+    function, arguments = bare_problem([Loop(runs, (product(1, 64, 64, 64), product(2, 64, 64, 64)))])
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    assert text.count(" while(") == 1
+    assert text.count(" dot(") == 2
 
 
 def test_every_step_of_the_bare_program_runs():

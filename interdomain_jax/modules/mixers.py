@@ -5,7 +5,7 @@ with one for prefill and decoding, where any number of tokens may follow any oth
 cube are settings of `InterdomainAttention`, listed in `MIXERS`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -228,20 +228,33 @@ class InterdomainAttention(nn.Module):
             "log_neg_a_real", _every_head(np.log(-eigenvalues.real)), (heads, modes), self.param_dtype
         )
         a_imag = self.param("a_imag", _every_head(eigenvalues.imag), (heads, modes), self.param_dtype)
+        parameters = {"log_delta": log_delta, "log_neg_a_real": log_neg_a_real, "a_imag": a_imag}
         # Complex entries of variance 1/M, so that C keeps the size of the state.
         readout_init = nn.initializers.normal((2 * modes) ** -0.5)
-        readout = Complex(
-            *(
-                self.param(f"readout_{part}", readout_init, (heads, modes, modes), self.param_dtype)
-                for part in ("real", "imag")
-            )
-        )
+        for name in ("readout_real", "readout_imag"):
+            parameters[name] = self.param(name, readout_init, (heads, modes, modes), self.param_dtype)
         # The published counts give these weights to the cells with a single input; elsewhere C alone weighs the modes.
-        mode_weights = None
         if self.inputs == "single":
-            mode_weights = self.param("mode_weights", nn.initializers.ones, (heads, modes), self.param_dtype)
-        parameters = (log_delta, log_neg_a_real, a_imag, readout, mode_weights)
-        return discretize(*jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), parameters))
+            parameters["mode_weights"] = self.param(
+                "mode_weights", nn.initializers.ones, (heads, modes), self.param_dtype
+            )
+        return layer_dynamics(parameters)
+
+
+def layer_dynamics(parameters: Mapping[str, Array]) -> Dynamics:
+    """The dynamics that a recurrent mixer's parameters stand for, float32 at least; `ops.describe` takes them.
+
+    Args:
+        parameters: of one `InterdomainAttention` or `S4DMixer`, by name; others among them are not looked at.
+    """
+    names = ("log_delta", "log_neg_a_real", "a_imag", "readout_real", "readout_imag")
+    wide = {
+        name: jnp.asarray(parameters[name], jnp.promote_types(parameters[name].dtype, jnp.float32))
+        for name in (*names, "mode_weights")
+        if name in parameters
+    }
+    readout = Complex(wide["readout_real"], wide["readout_imag"])
+    return discretize(wide["log_delta"], wide["log_neg_a_real"], wide["a_imag"], readout, wide.get("mode_weights"))
 
 
 class S4DMixer(InterdomainAttention):

@@ -396,7 +396,7 @@ def _chunk(x: Array, size: int) -> Array:
 def _unchunk(x: Array) -> Array:
     """[Hkv, B, N, *inner, K, C] to [B, N K, Hkv, *inner, C]."""
     x = jnp.moveaxis(jnp.moveaxis(x, 0, 2), -2, 2)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
 
 
 def _skew(scores: Array) -> Array:
