@@ -66,7 +66,7 @@ def linear_fft(z: Channels, dynamics: Dynamics, initial_state: State) -> tuple[C
     weights = contraction_weights(dynamics)
     powers = input_powers(dynamics, jnp.arange(length))
     kernel = _transformed(jnp.einsum("hpm,htpm->ht", weights, powers, precision="highest"))
-    out = jnp.moveaxis(_convolved(kernel[:, None], _transformed(jnp.moveaxis(z, 1, 3)), length), 3, 1)
+    out = jnp.moveaxis(_convolved(kernel, _transformed(jnp.moveaxis(z, 1, 3)), length), 3, 1)
     # The weights are a conjugate pair too, (Re w, -Im w).
     decays = lambda_powers(dynamics.log_decay, -dynamics.angle, jnp.arange(1, length + 1))
     turned = complex_multiply(decays, weights[:, None])

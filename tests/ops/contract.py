@@ -35,12 +35,14 @@ class ImplementationContract:
         implementation: its name.
         packs: whether it takes segment ids.
         chunked: whether the chunk size matters to it.
+        leak: of a later token into a gradient, relative to the earlier ones; a transform rounds over all tokens.
         longest: tokens of the sequences that the property tests draw, for programs that compile in a time that grows.
     """
 
     implementation: str
     packs = True
     chunked = False
+    leak = 0.0
     longest = 200
 
     def attend(self, **inputs):
@@ -161,10 +163,11 @@ class ImplementationContract:
             out, _ = self.attend(**inputs | kv, chunk_size=8)
             return out[0, t].sum()
 
-        for t in (0, 7, 8, 13, 20):
+        for t in (0, 7, 8, 13, 19):
             for by in gradient({"k": inputs["k"], "v": inputs["v"]}, t).values():
-                np.testing.assert_array_equal(by[:, t + 1 :], 0)
-                assert (np.abs(by[:, : t + 1]).max(axis=(2, 3)) > 0).all()
+                size = np.abs(by).max(axis=(0, 2, 3))
+                assert (size[: t + 1] > 0).all()
+                assert size[t + 1 :].max() <= self.leak * size[: t + 1].max()
 
     @pytest.mark.parametrize("split", [1, 7, 16, 40])
     def test_the_state_carries_a_sequence_across_calls(self, split):

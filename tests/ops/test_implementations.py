@@ -14,6 +14,7 @@ class TestAssociative(ImplementationContract):
 
 class TestFFT(ImplementationContract):
     implementation = "fft"
+    leak = 1e-6
     packs = False
 
 
