@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough lint bench clean
+.PHONY: demo test test-fast test-thorough test-slow lint bench clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -23,13 +23,19 @@ test-fast: $(VENV)/dev
 test-thorough: $(VENV)/dev
 	JAX_PLATFORMS=cpu HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2
 
+# The tests that take gigabytes of memory or many minutes.
+test-slow: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow
+
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# mlstm-kernels asks for torch, which its form in plain JAX does not use.
 bench: $(VENV)/bench
-	$(BIN)/python benchmarks/mixer.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mlstm-kernels==2.0.6
+	$(BIN)/python -m benchmarks.mixer
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

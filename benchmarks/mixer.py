@@ -1,24 +1,32 @@
-"""Time and memory of the op against softmax attention, on this machine, in one run.
+"""Time and memory of the op against softmax attention, other mixers and its own matrix products, in one run.
 
-    python benchmarks/mixer.py
-    python benchmarks/mixer.py --lengths=1024,4096 --repeats=3
+    python -m benchmarks.mixer
+    python -m benchmarks.mixer --compared_lengths=4096 --lengths=4096,8192 --repeats=3 --nopeers
 
 Cases:
-    chunked     interdomain_attention, the chunked form in plain XLA (the default)
+    chunked     interdomain_attention, the chunked form in plain XLA (the default), at its default chunk size
+    best chunk  the same at the fastest of several chunk sizes, if that is another one
+    bare        the matrix products of `chunked` and nothing else (`bare_matmuls.py`)
     sequential  interdomain_attention token by token, U and Gamma never formed
     paper       token by token as the paper writes it: U = C X_k and Gamma = C X_v formed for every token
     softmax     jax.nn.dot_product_attention, causal
+    mamba2      mamba2-jax's chunked form at its fastest chunk size, with states as large as ours (`peers.py`)
+    mlstm       mlstm-kernels' chunkwise form in plain JAX, likewise
 
 Each is timed forward, and forward with the gradients of every input for random cotangents. The cases are interleaved
-and medians reported, for a machine is rarely alone; the ratios are what to read. Memory is what the compiled program
-allocates: its temporaries and its outputs.
+and medians reported, for a machine is rarely alone; the ratios are what to read. The peak is that of a large square
+product of the same dtype, timed among the cases; the fraction of it counts the products of the op, forward by the
+formula of its cost, with gradients as traced, recomputation included. Memory is what the compiled program allocates:
+its temporaries and its outputs.
+
+Then the chunked form alone, over lengths that double, and the time that XLA takes to compile the associative form.
 """
 
-import itertools
 import math
+import sys
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,35 +34,39 @@ import numpy as np
 import psutil
 from absl import app, flags
 from rich.console import Console
-from rich.table import Column, Table
 
+from benchmarks import peers, tables
+from benchmarks.bare_matmuls import bare_problem, count_flops, extract
+from benchmarks.tables import Comparison, Result
+from benchmarks.timing import Case, Problem, compile_case, fastest, gradient_problem, measure, peak_cases
 from interdomain_jax.array_types import Complex
 from interdomain_jax.ops import Dynamics, discretize, interdomain_attention, s4d_inv
+from interdomain_jax.ops.interdomain import DEFAULT_CHUNK_SIZE
 
-_LENGTHS = flags.DEFINE_list("lengths", ["1024", "4096", "16384"], "Tokens of a sequence.")
+_COMPARED = flags.DEFINE_list("compared_lengths", ["1024", "4096", "16384"], "Tokens at which all cases are compared.")
+_LENGTHS = flags.DEFINE_list(
+    "lengths", [str(2**n) for n in range(10, 19)], "Tokens at which the chunked form alone is timed."
+)
 _HEADS = flags.DEFINE_integer("heads", 4, "Heads.")
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Width of a head's queries, keys and values.")
 _STATE_DIM = flags.DEFINE_integer("state_dim", 64, "Complex modes of a state.")
 _CHUNK_SIZE = flags.DEFINE_integer("chunk_size", None, "Tokens in a chunk; the op's default if not given.")
+_CHUNK_SIZES = flags.DEFINE_list("chunk_sizes", ["32", "64", "128", "256"], "Chunk sizes tried for the best ones.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of each case.")
+_PEERS = flags.DEFINE_bool("peers", True, "Whether to time the other mixers.")
+_TOKENWISE_UP_TO = flags.DEFINE_integer("tokenwise_up_to", 4096, "Tokens up to which `sequential` and `paper` run.")
+_SOFTMAX_UP_TO = flags.DEFINE_integer("softmax_up_to", 16384, "Tokens up to which `softmax` runs.")
+_COMPILED_LENGTH = flags.DEFINE_integer("compiled_length", 50_000, "Tokens for which the associative form is compiled.")
 
-# A program may take this share of the memory that is free when it is about to run.
-_MEMORY_SHARE = 0.8
+# An associative scan over 50,000 x 32 complex numbers, with its gradient, once took 24 s to compile:
+# https://github.com/jax-ml/jax/issues/18221.
+_COMPILED_MODES = 32
+_COMPILE_BOUND_SECONDS = 24.0
 
+# From here on the work of a call is large against the cost of starting it.
+_GROWTH_FROM = 4096
 
-class Case(NamedTuple):
-    """A compiled program with its arguments."""
-
-    compiled: Any
-    arguments: tuple[Any, ...]
-    memory: int
-
-
-class Measurement(NamedTuple):
-    """Median seconds of a call, and bytes it allocates; no seconds if it did not fit."""
-
-    seconds: float
-    memory: int
+PASSES: dict[str, Callable[[Problem], Problem]] = {"forward": lambda problem: problem, "fwd + bwd": gradient_problem}
 
 
 def paper_form(q: jax.Array, k: jax.Array, v: jax.Array, dynamics: Dynamics) -> jax.Array:
@@ -76,119 +88,143 @@ def paper_form(q: jax.Array, k: jax.Array, v: jax.Array, dynamics: Dynamics) -> 
     return out.swapaxes(0, 1)
 
 
-def operations() -> dict[str, Callable[..., Any]]:
-    """Each case as a function of (q, k, v, dynamics); softmax has no dynamics."""
-    return {
-        "chunked": lambda q, k, v, dynamics: interdomain_attention(
-            q, k, v, dynamics, chunk_size=_CHUNK_SIZE.value, implementation="xla"
-        ),
-        "sequential": lambda q, k, v, dynamics: interdomain_attention(q, k, v, dynamics, implementation="sequential"),
-        "paper": paper_form,
-        "softmax": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
-    }
-
-
-def random_inputs(rng: np.random.Generator, length: int) -> tuple[Any, ...]:
+def random_inputs(
+    rng: np.random.Generator, length: int, heads: int, head_dim: int, state_dim: int
+) -> tuple[jax.Array, jax.Array, jax.Array, Dynamics]:
     """q, k, v [1, T, H, head_dim] and the dynamics that a layer starts with; float32."""
-    heads, width, modes = _HEADS.value, _HEAD_DIM.value, _STATE_DIM.value
-    eigenvalues = s4d_inv(modes)
-    readout = (2 * modes) ** -0.5 * rng.normal(size=(2, heads, modes, modes))
+    eigenvalues = s4d_inv(state_dim)
+    readout = (2 * state_dim) ** -0.5 * rng.normal(size=(2, heads, state_dim, state_dim))
     dynamics = discretize(
         jnp.asarray(rng.uniform(math.log(1e-3), math.log(1e-1), heads), jnp.float32),
-        jnp.broadcast_to(jnp.asarray(np.log(-eigenvalues.real), jnp.float32), (heads, modes)),
-        jnp.broadcast_to(jnp.asarray(eigenvalues.imag, jnp.float32), (heads, modes)),
+        jnp.broadcast_to(jnp.asarray(np.log(-eigenvalues.real), jnp.float32), (heads, state_dim)),
+        jnp.broadcast_to(jnp.asarray(eigenvalues.imag, jnp.float32), (heads, state_dim)),
         Complex(*jnp.asarray(readout, jnp.float32)),
     )
-    q, k, v = jnp.asarray(rng.normal(size=(3, 1, length, heads, width)), jnp.float32)
+    q, k, v = jnp.asarray(rng.normal(size=(3, 1, length, heads, head_dim)), jnp.float32)
     return q, k, v, dynamics
 
 
-def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function's outputs together with the gradients of its arguments for given cotangents."""
-
-    def run(arguments: tuple[Any, ...], cotangents: Any) -> Any:
-        outputs, pull_back = jax.vjp(function, *arguments)
-        return outputs, pull_back(cotangents)
-
-    return run
+def chunked_problem(inputs: tuple[Any, ...], chunk_size: int | None) -> Problem:
+    """The op's chunked form, at its default chunk size if None."""
+    return Problem(lambda *inputs: interdomain_attention(*inputs, chunk_size=chunk_size, implementation="xla"), inputs)
 
 
-def compile_case(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Case:
-    """Compiles the function for the arguments, and reads what the program allocates."""
-    compiled = jax.jit(function).lower(*arguments).compile()
-    analysis = compiled.memory_analysis()
-    assert analysis is not None
-    return Case(compiled, arguments, analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
-
-
-def measure(cases: dict[str, Case], repeats: int) -> dict[str, Measurement]:
-    """Runs the cases in turn, `repeats` times, leaving out those that do not fit the free memory.
-
-    Each timed call follows an untimed one of the same program, which takes up what the case before it left behind: a
-    system that is still giving gigabytes back slows its neighbours.
-    """
-    free = psutil.virtual_memory().available
-    seconds: dict[str, list[float]] = {name: [] for name, case in cases.items() if case.memory < _MEMORY_SHARE * free}
-    for _ in range(repeats):
-        for name, times in seconds.items():
-            for _ in range(2):
-                start = time.perf_counter()
-                jax.block_until_ready(cases[name].compiled(*cases[name].arguments))
-                elapsed = time.perf_counter() - start
-            times.append(elapsed)
-    medians = {name: float(np.median(times)) for name, times in seconds.items()}
-    return {name: Measurement(medians.get(name, math.nan), case.memory) for name, case in cases.items()}
-
-
-def measure_length(length: int) -> dict[str, dict[str, Measurement]]:
-    """The measurements of every case, by pass and name, at one sequence length."""
-    rng = np.random.default_rng(0)
-    inputs = random_inputs(rng, length)
-    forward, both = {}, {}
-    for name, function in operations().items():
-        arguments = inputs[:3] if name == "softmax" else inputs
-        forward[name] = compile_case(function, arguments)
-        cotangents = jax.tree.map(
-            lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), jax.eval_shape(function, *arguments)
+def plain_problems(inputs: tuple[Any, ...]) -> dict[str, Problem]:
+    """The cases without chunks that this length is not too long for."""
+    length = inputs[0].shape[1]
+    problems = {}
+    if length <= _TOKENWISE_UP_TO.value:
+        problems["sequential"] = Problem(
+            lambda *inputs: interdomain_attention(*inputs, implementation="sequential"), inputs
         )
-        both[name] = compile_case(with_gradients(function), (arguments, cotangents))
+        problems["paper"] = Problem(paper_form, inputs)
+    if length <= _SOFTMAX_UP_TO.value:
+        problems["softmax"] = Problem(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), inputs[:3])
+    return problems
+
+
+def forward_flops(length: int, chunk_size: int) -> int:
+    """Additions and multiplications in the chunked form's products, forward: 2K(R+D+4M) + 8M^2 + 8M(R+D) a token."""
+    channels, modes = 2 * _HEAD_DIM.value, _STATE_DIM.value
+    token = 2 * chunk_size * (channels + 4 * modes) + 8 * modes**2 + 8 * modes * channels
+    return length * _HEADS.value * token
+
+
+def compare(length: int, peaks: Mapping[int, Case]) -> list[Comparison]:
+    """All cases at one sequence length, in every pass."""
+    rng = np.random.default_rng(0)
+    inputs = random_inputs(rng, length, _HEADS.value, _HEAD_DIM.value, _STATE_DIM.value)
+    sizes = sorted({min(int(size), length) for size in _CHUNK_SIZES.value})
+    swept = {"best chunk": {str(size): chunked_problem(inputs, size) for size in sizes}}
+    if _PEERS.value:
+        peer_sizes = peers.Sizes(length, _HEADS.value, _HEAD_DIM.value, state_size=4 * _STATE_DIM.value)
+        swept["mamba2"] = peers.mamba2_problems(rng, peer_sizes, sizes)
+        swept["mlstm"] = peers.mlstm_problems(rng, peer_sizes, sizes)
+    swept = {name: problems for name, problems in swept.items() if problems}
+    return [compare_pass(direction, inputs, swept, peaks) for direction in PASSES]
+
+
+def compare_pass(
+    direction: str, inputs: tuple[Any, ...], swept: Mapping[str, Mapping[str, Problem]], peaks: Mapping[int, Case]
+) -> Comparison:
+    """All cases in one pass; of each of the `swept` ones, the fastest."""
+    prepare, length = PASSES[direction], inputs[0].shape[1]
+    chunked = prepare(chunked_problem(inputs, _CHUNK_SIZE.value))
+    chunks = {"chunked": str(min(_CHUNK_SIZE.value or DEFAULT_CHUNK_SIZE, length))}
+    loops = extract(chunked.function, *chunked.arguments)
+
+    cases = {"chunked": compile_case(chunked), "bare": compile_case(bare_problem(loops))}
+    for name, problem in plain_problems(inputs).items():
+        cases[name] = compile_case(prepare(problem))
+    for name, problems in swept.items():
+        candidates = {label: compile_case(prepare(problem)) for label, problem in problems.items()}
+        chunks[name] = fastest(candidates)
+        cases[name] = candidates[chunks[name]]
+    if chunks["best chunk"] == chunks["chunked"]:
+        del cases["best chunk"]
+
+    measured = measure(cases | {str(size): case for size, case in peaks.items()}, _REPEATS.value)
+    peak = max(2 * size**3 / measured[str(size)].seconds for size in peaks)
+    flops = {"bare": count_flops(loops), "chunked": count_flops(loops)}
+    if direction == "forward":
+        flops |= {name: forward_flops(length, int(chunks[name])) for name in ("chunked", "best chunk")}
+    results = {name: Result(measured[name], chunks.get(name, ""), flops.get(name)) for name in cases}
+    return Comparison(length, direction, peak, results)
+
+
+def measure_growth() -> dict[str, list[tuple[int, float]]]:
+    """Seconds of the chunked form at each of the lengths, by pass."""
+    rng = np.random.default_rng(0)
+    cases = {}
+    for length in map(int, _LENGTHS.value):
+        inputs = random_inputs(rng, length, _HEADS.value, _HEAD_DIM.value, _STATE_DIM.value)
+        for direction, prepare in PASSES.items():
+            cases[direction, length] = compile_case(prepare(chunked_problem(inputs, _CHUNK_SIZE.value)))
+    results = measure(cases, _REPEATS.value)
     return {
-        "forward": measure(forward, _REPEATS.value),
-        "fwd + bwd": measure(both, _REPEATS.value),
+        direction: [(length, results[direction, length].seconds) for length in map(int, _LENGTHS.value)]
+        for direction in PASSES
     }
 
 
+def associative_compile_seconds() -> dict[str, float]:
+    """What tracing and compiling the associative form takes, by pass, for one channel of keys and one of values."""
+    inputs = random_inputs(np.random.default_rng(0), _COMPILED_LENGTH.value, 1, 1, _COMPILED_MODES)
+    problem = Problem(lambda *inputs: interdomain_attention(*inputs, implementation="associative"), inputs)
+    seconds = {}
+    for direction, prepare in PASSES.items():
+        start = time.perf_counter()
+        compile_case(prepare(problem))
+        seconds[direction] = time.perf_counter() - start
+    return seconds
+
+
 def main(_: list[str]) -> None:
-    """Measures every length and prints one table, and how the chunked form's time grows with the length."""
-    console = Console()
-    table = Table(
-        Column("tokens", justify="right"),
-        "pass",
-        "case",
-        *(Column(header, justify="right") for header in ("ms", "MB", "of chunked")),
-        title=f"{_HEADS.value} heads of {_HEAD_DIM.value}, {_STATE_DIM.value} modes, float32, "
-        f"{psutil.cpu_count()} cores ({jax.devices()[0].device_kind}), jax {jax.__version__}",
+    """Measures everything and prints it: ratios, then times, then growth with the length, then compile times."""
+    missing = peers.missing_packages() if _PEERS.value else []
+    if missing:
+        sys.exit(f"{', '.join(missing)} must be installed to time the peers (make bench does it); or pass --nopeers.")
+    jax.config.update("jax_default_matmul_precision", "highest")  # as the op's own products, on any device
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(
+        f"{_HEADS.value} heads of {_HEAD_DIM.value}, {_STATE_DIM.value} modes, float32, "
+        f"{psutil.cpu_count()} cores ({jax.devices()[0].device_kind}), jax {jax.__version__}"
     )
-    chunked: dict[str, list[tuple[int, float]]] = {}
-    for length in map(int, _LENGTHS.value):
-        for direction, results in measure_length(length).items():
-            reference = results["chunked"].seconds
-            chunked.setdefault(direction, []).append((length, reference))
-            for name, result in results.items():
-                fits = not math.isnan(result.seconds)
-                table.add_row(
-                    f"{length:,}",
-                    direction,
-                    name,
-                    f"{result.seconds * 1e3:,.1f}" if fits else "does not fit",
-                    f"{result.memory / 1e6:,.0f}",
-                    f"{result.seconds / reference:.1f}" if fits else "",
-                )
-            table.add_section()
-    console.print(table)
-    for direction, points in chunked.items():
-        for (short, before), (long, after) in itertools.pairwise(points):
-            console.print(f"chunked, {direction}: {long:,} tokens take {after / before:.2f} times {short:,}")
+    peaks = peak_cases()
+    comparisons = [part for length in map(int, _COMPARED.value) for part in compare(length, peaks)]
+    console.print(tables.ratios(comparisons), tables.times(comparisons))
+
+    growth = measure_growth()
+    console.print(tables.growth(growth))
+    for line in tables.growth_lines(growth, _GROWTH_FROM):
+        console.print(line)
+
+    for direction, seconds in associative_compile_seconds().items():
+        verdict = "below" if seconds < _COMPILE_BOUND_SECONDS else "ABOVE"
+        console.print(
+            f"associative, {direction}: {_COMPILED_LENGTH.value:,} x {_COMPILED_MODES} compiles in {seconds:.1f} s, "
+            f"{verdict} the bound of {_COMPILE_BOUND_SECONDS:.0f} s"
+        )
 
 
 if __name__ == "__main__":
