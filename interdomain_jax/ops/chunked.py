@@ -20,6 +20,7 @@ block at once; g is the queries that share a state, t and s tokens of a chunk, j
 M modes.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -83,16 +84,17 @@ def interdomain_chunked(
     dtype, state_dtype = q.dtype, initial_state.dtype
     matrix = read_matrix(dynamics, read)
 
-    def block(state: Array, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
+    def block(state: Parts, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
         (queries,), (keys, values) = tokens
-        states, state = _chunk_states(jnp.concatenate([keys, values], axis=-1), state, documents, tables)
+        key_states, key_state = _chunk_states(keys, state[0], documents, tables)
+        value_states, value_state = _chunk_states(values, state[1], documents, tables)
         table = _flat(tables.inputs)
 
         scores = _product("hbngtr,hbnsr->hbngts", queries, keys, state_dtype)
         if documents is not None:
             scores = jnp.where(documents.same[:, :, None], scores, 0)
         y = _product("hbngtj,hjm->hbngtm", _skew(scores), table, state_dtype, dtype)
-        carried = _product("hbngtr,hbnmr->hbngtm", queries, states[..., :width], state_dtype, dtype)
+        carried = _product("hbngtr,hbnmr->hbngtm", queries, key_states, state_dtype, dtype)
         if documents is not None:
             carried = jnp.where(documents.first[:, :, None, :, None], carried, 0)
         w = _product("hbngtm,hmp->hbngtp", y + _turn(carried, tables.read_decay), matrix, state_dtype)
@@ -105,7 +107,8 @@ def interdomain_chunked(
             weights = jnp.where(documents.same[:, :, None], weights, 0)
             turned = jnp.where(documents.first[:, :, None, :, None], turned, 0)
         out = _product("hbngts,hbnsd->hbngtd", weights, values, state_dtype, dtype)
-        return Walked(state, out + _product("hbngtm,hbnmd->hbngtd", turned, states[..., width:], state_dtype, dtype))
+        out = out + _product("hbngtm,hbnmd->hbngtd", turned, value_states, state_dtype, dtype)
+        return Walked((key_state, value_state), out)
 
     grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
     state, out = _walk(block, Tokens((grouped,), (k, v)), packing, dynamics, initial_state, chunk_size)
@@ -119,18 +122,18 @@ def linear_chunked(
     dtype, state_dtype = z.dtype, initial_state.dtype
     weights = contraction_weights(dynamics)
 
-    def block(state: Array, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
+    def block(state: Parts, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
         (channels,) = tokens.inputs
-        states, state = _chunk_states(channels, state, documents, tables)
+        states, state_after = _chunk_states(channels, state[0], documents, tables)
         lags = jnp.einsum("hm,hjm->hj", _flat(weights), _flat(tables.inputs), precision="highest")
         kernel = _unskew(jnp.broadcast_to(lags[:, None], (*lags.shape, lags.shape[1])))
         turned = _flat(complex_multiply(weights[:, None], _conjugate(tables.read_decay)))
         carried = _product("htm,hbnmc->hbntc", turned, states, state_dtype, dtype)
         if documents is None:
-            return Walked(state, carried + _product("hts,hbnsc->hbntc", kernel, channels, state_dtype, dtype))
+            return Walked((state_after,), carried + _product("hts,hbnsc->hbntc", kernel, channels, state_dtype, dtype))
         kernel = jnp.where(documents.same, kernel[:, None, None], 0)
         carried = jnp.where(documents.first[..., None], carried, 0)
-        return Walked(state, carried + _product("hbnts,hbnsc->hbntc", kernel, channels, state_dtype, dtype))
+        return Walked((state_after,), carried + _product("hbnts,hbnsc->hbntc", kernel, channels, state_dtype, dtype))
 
     state, out = _walk(block, Tokens((), (z,)), packing, dynamics, initial_state, chunk_size)
     return out, state
@@ -141,11 +144,11 @@ def state_chunked(
 ) -> State:
     """The state after the last token, and no output; arguments already validated, padding last."""
 
-    def block(state: Array, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
+    def block(state: Parts, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
         (channels,) = tokens.inputs
-        return Walked(_chunk_states(channels, state, documents, tables)[1], channels[..., :0])
+        return Walked((_chunk_states(channels, state[0], documents, tables)[1],), channels[..., :0])
 
-    return _walk(block, Tokens((), (z,)), packing, dynamics, initial_state, chunk_size).state
+    return _walk(block, Tokens((), (z,)), packing, dynamics, initial_state, chunk_size)[0]
 
 
 # Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache. The platform
@@ -170,10 +173,14 @@ class Documents(NamedTuple):
     full: Bool[Array, "B N"]
 
 
-class Walked(NamedTuple):
-    """The state after a block or a sequence, and its outputs."""
+Parts = tuple[Array, ...]
+"""The state, in the parts that the inputs are in: [Hkv, B, 2, M, C] each."""
 
-    state: Array
+
+class Walked(NamedTuple):
+    """The state after a block, and its outputs."""
+
+    state: Parts
     out: Array
 
 
@@ -184,7 +191,7 @@ class Tokens(NamedTuple):
     inputs: tuple[Array, ...]
 
 
-Block = Callable[[Array, Tokens, Documents | None, LagTables], Walked]
+Block = Callable[[Parts, Tokens, Documents | None, LagTables], Walked]
 
 
 def _walk(
@@ -194,8 +201,8 @@ def _walk(
     dynamics: Dynamics,
     initial_state: State,
     chunk_size: int,
-) -> Walked:
-    """Runs `block(state, chunked tokens, documents, tables)` over all tokens; the outputs are [B, T, Hkv, ...]."""
+) -> tuple[State, Array]:
+    """Runs `block(state, chunked tokens, documents, tables)` over all tokens: the state, the outputs [B, T, Hkv, ...]."""
     batch, length, *heads = jax.tree.leaves(tokens)[0].shape[:-1]
     chunk_size = min(chunk_size, length)
     budget = _BLOCK_TOKENS.get(jax.default_backend(), _DEFAULT_BLOCK_TOKENS)
@@ -204,7 +211,9 @@ def _walk(
     block_size = max(block_tokens // chunk_size, 1) * chunk_size
     tables = lag_tables(dynamics, chunk_size)
 
-    state, outputs = jnp.moveaxis(initial_state, 1, 0), []
+    ends = list(itertools.accumulate(x.shape[-1] for x in tokens.inputs))
+    state: Parts = tuple(jnp.split(jnp.moveaxis(initial_state, 1, 0), ends[:-1], axis=-1))
+    outputs = []
     for span in _spans(length, block_size, chunk_size):
         run = jax.checkpoint(partial(_run, block, tables.shorter(span.chunk_size)))
         blocks = jax.tree.map(
@@ -215,12 +224,13 @@ def _walk(
         )
         state, out = jax.lax.scan(run, state, blocks)
         outputs.append(jnp.moveaxis(out, 0, 1).reshape(batch, span.stop - span.start, *out.shape[3:]))
+    whole = jnp.moveaxis(jnp.concatenate(state, axis=-1), 0, 1)
     if packing is not None:
-        state = _through_last_chunk(state, tokens.inputs, packing, dynamics, tables)
-    return Walked(jnp.moveaxis(state, 0, 1), jnp.concatenate(outputs, axis=1))
+        whole = _through_last_chunk(whole, tokens.inputs, packing, dynamics, tables)
+    return whole, jnp.concatenate(outputs, axis=1)
 
 
-def _run(block: Block, tables: LagTables, state: Array, blocks: tuple[Tokens, Packing | None]) -> tuple[Array, Array]:
+def _run(block: Block, tables: LagTables, state: Parts, blocks: tuple[Tokens, Packing | None]) -> tuple[Parts, Array]:
     tokens, packing = blocks
     size = tables.inputs.shape[1]
     documents = None if packing is None else _documents(packing, size)
@@ -240,9 +250,9 @@ def _documents(packing: Packing, chunk_size: int) -> Documents:
 
 
 def _through_last_chunk(
-    state: Array, inputs: tuple[Array, ...], packing: Packing, dynamics: Dynamics, tables: LagTables
-) -> Array:
-    """The state after each row's last token, from the state [Hkv, B, 2, M, C] before its first chunk with padding."""
+    state: State, inputs: tuple[Array, ...], packing: Packing, dynamics: Dynamics, tables: LagTables
+) -> State:
+    """The state after each row's last token, from the state before its first chunk with padding."""
     size, length = tables.inputs.shape[1], packing.real.shape[1]
     count = jnp.sum(packing.real, axis=1)
     left = jnp.where(count < length, count % size, 0)
@@ -254,10 +264,10 @@ def _through_last_chunk(
     channels = jnp.concatenate([jnp.take_along_axis(x, place[:, :, None, None], axis=1) for x in inputs], axis=-1)
     channels = jnp.where((inside & (document == document[:, -1:]))[:, :, None, None], channels, 0)
     decay = jnp.moveaxis(lambda_powers(dynamics.log_decay, dynamics.angle, left), 1, 0)
-    carried = complex_multiply(jnp.moveaxis(state, 0, 1), decay[..., None], axis=-3)
+    carried = complex_multiply(state, decay[..., None], axis=-3)
     carried = jnp.where((document[:, -1] == 0)[:, None, None, None, None], carried, 0)
     added = _product("hspm,bshc->bhpmc", tables.inputs, channels, state.dtype, channels.dtype)
-    return jnp.moveaxis(carried + added, 0, 1)
+    return carried + added
 
 
 class Span(NamedTuple):
