@@ -34,6 +34,7 @@ import numpy as np
 import psutil
 from absl import app, flags
 from rich.console import Console
+from rich.progress import track
 
 from benchmarks import peers, tables
 from benchmarks.bare_matmuls import bare_problem, count_flops, extract
@@ -211,7 +212,8 @@ def main(_: list[str]) -> None:
         f"{psutil.cpu_count()} cores ({jax.devices()[0].device_kind}), jax {jax.__version__}"
     )
     peaks = peak_cases()
-    comparisons = [part for length in map(int, _COMPARED.value) for part in compare(length, peaks)]
+    lengths = track(_COMPARED.value, "comparing", console=Console(stderr=True))
+    comparisons = [part for length in map(int, lengths) for part in compare(length, peaks)]
     console.print(tables.ratios(comparisons), tables.times(comparisons))
 
     growth = measure_growth()

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.timing import Problem
 
 # mlstm-kernels writes a step for every chunk into the program: compile times grow with their square, past minutes.
-_UNROLLED_CHUNKS = 32
+_UNROLLED_CHUNKS = 16
 _SEGMENT_CHUNKS = 8
 
 

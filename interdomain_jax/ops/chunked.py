@@ -15,7 +15,7 @@ Tokens are walked in blocks of chunks: within a block the chunks run side by sid
 block only the state is carried. Each block is recomputed in the backward pass, so what training keeps is q, k, v and
 one state a block.
 
-Axes inside this file: [Hkv, B, N, ...], heads first, so that a product with a head's table sees all the tokens of a
+Axes inside a block: [Hkv, B, N, ...], heads first, so that a product with a head's table sees all the tokens of a
 block at once; g is the queries that share a state, t and s tokens of a chunk, j reversed lags, m and p the 2M reals of
 M modes.
 """
@@ -93,13 +93,13 @@ def interdomain_chunked(
         scores = _product("hbngtr,hbnsr->hbngts", queries, keys, state_dtype)
         if documents is not None:
             scores = jnp.where(documents.same[:, :, None], scores, 0)
-        y = _product("hbngtj,hjm->hbngtm", _skew(scores), table, state_dtype, dtype)
+        y = _project(_skew(scores), table, state_dtype, dtype)
         carried = _product("hbngtr,hbnmr->hbngtm", queries, key_states, state_dtype, dtype)
         if documents is not None:
             carried = jnp.where(documents.first[:, :, None, :, None], carried, 0)
-        w = _product("hbngtm,hmp->hbngtp", y + _turn(carried, tables.read_decay), matrix, state_dtype)
+        w = _project(y + _turn(carried, tables.read_decay), matrix, state_dtype)
 
-        lags = _product("hbngtm,hjm->hbngtj", w, table, state_dtype, dtype)
+        lags = _project(w, table.swapaxes(1, 2), state_dtype, dtype)
         weights = _unskew(lags)
         # w holds (Re w, -Im w), a conjugate, so it turns by the conjugate of lambda^{t+1}.
         turned = _turn(w, _conjugate(tables.read_decay))
@@ -202,7 +202,13 @@ def _walk(
     initial_state: State,
     chunk_size: int,
 ) -> tuple[State, Array]:
-    """Runs `block(state, chunked tokens, documents, tables)` over all tokens: the state, the outputs [B, T, Hkv, ...]."""
+    """Runs `block` over all tokens.
+
+    Tokens are laid out in blocks and chunks once, before the loop, whose backward pass then meets them so.
+
+    Returns:
+        The state, and the outputs [B, T, Hkv, ...].
+    """
     batch, length, *heads = jax.tree.leaves(tokens)[0].shape[:-1]
     chunk_size = min(chunk_size, length)
     budget = _BLOCK_TOKENS.get(jax.default_backend(), _DEFAULT_BLOCK_TOKENS)
@@ -216,26 +222,22 @@ def _walk(
     outputs = []
     for span in _spans(length, block_size, chunk_size):
         run = jax.checkpoint(partial(_run, block, tables.shorter(span.chunk_size)))
-        blocks = jax.tree.map(
-            lambda x, span=span: jnp.moveaxis(
-                x[:, span.start : span.stop].reshape(batch, -1, span.block_size, *x.shape[2:]), 1, 0
-            ),
-            (tokens, packing),
-        )
-        state, out = jax.lax.scan(run, state, blocks)
-        outputs.append(jnp.moveaxis(out, 0, 1).reshape(batch, span.stop - span.start, *out.shape[3:]))
+        blocks = jax.tree.map(partial(_chunk, span=span), tokens)
+        rows = jax.tree.map(partial(_split_rows, span=span), packing)
+        state, out = jax.lax.scan(run, state, (blocks, rows))
+        outputs.append(_unchunk(out))
     whole = jnp.moveaxis(jnp.concatenate(state, axis=-1), 0, 1)
     if packing is not None:
         whole = _through_last_chunk(whole, tokens.inputs, packing, dynamics, tables)
     return whole, jnp.concatenate(outputs, axis=1)
 
 
-def _run(block: Block, tables: LagTables, state: Parts, blocks: tuple[Tokens, Packing | None]) -> tuple[Parts, Array]:
-    tokens, packing = blocks
+def _run(block: Block, tables: LagTables, state: Parts, inputs: tuple[Tokens, Packing | None]) -> tuple[Parts, Array]:
+    tokens, packing = inputs
     size = tables.inputs.shape[1]
     documents = None if packing is None else _documents(packing, size)
-    walked = block(state, jax.tree.map(lambda x: _chunk(x, size), tokens), documents, tables)
-    return walked.state, _unchunk(walked.out.astype(tokens.inputs[-1].dtype))
+    walked = block(state, tokens, documents, tables)
+    return walked.state, walked.out.astype(tokens.inputs[-1].dtype)
 
 
 def _documents(packing: Packing, chunk_size: int) -> Documents:
@@ -397,16 +399,54 @@ def _product(subscripts: str, a: Array, b: Array, accumulator: jnp.dtype, dtype:
     return jnp.einsum(subscripts, a, b, precision="highest", preferred_element_type=accumulator)
 
 
-def _chunk(x: Array, size: int) -> Array:
-    """[B, N K, Hkv, *inner, C] to [Hkv, B, N, *inner, K, C]."""
-    x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
-    return jnp.moveaxis(jnp.moveaxis(x, 2, -2), 2, 0)
+def _project(x: Array, table: Array, accumulator: jnp.dtype, dtype: jnp.dtype | None = None) -> Array:
+    """Every row of x [Hkv, ..., j] times its head's table [Hkv, j, m]; dtypes as in `_product`."""
+    if dtype is not None:
+        x, table = x.astype(dtype), table.astype(dtype)
+    return _rows_by_table(x, table, accumulator)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rows_by_table(x: Array, table: Array, accumulator: jnp.dtype) -> Array:
+    return _product("h...j,hjm->h...m", x, table, accumulator)
+
+
+def _rows_by_table_forward(x: Array, table: Array, accumulator: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
+    return _rows_by_table(x, table, accumulator), (x, table)
+
+
+def _rows_by_table_backward(accumulator: jnp.dtype, saved: tuple[Array, Array], out_bar: Array) -> tuple[Array, Array]:
+    x, table = saved
+    out_bar = out_bar.astype(x.dtype)
+    x_bar = _product("h...m,hjm->h...j", out_bar, table, accumulator)
+    # One product over all rows has to turn one operand over: x lies in memory, while the cotangent is often a sum that
+    # is still to be formed. Autodiff would turn the cotangent.
+    x, out_bar = (rows.reshape(len(rows), -1, rows.shape[-1]) for rows in (x, out_bar))
+    table_bar = _product("hxj,hxm->hjm", x, out_bar, accumulator)
+    return x_bar.astype(x.dtype), table_bar.astype(table.dtype)
+
+
+_rows_by_table.defvjp(_rows_by_table_forward, _rows_by_table_backward)
+
+
+def _chunk(x: Array, span: Span) -> Array:
+    """The span of x [B, T, Hkv, *inner, C] as [blocks, Hkv, B, N, *inner, K, C]."""
+    chunks = span.block_size // span.chunk_size
+    x = x[:, span.start : span.stop].reshape(x.shape[0], -1, chunks, span.chunk_size, *x.shape[2:])
+    inner = range(5, x.ndim - 1)
+    return jnp.transpose(x, (1, 4, 0, 2, *inner, 3, x.ndim - 1))
+
+
+def _split_rows(x: Array, span: Span) -> Array:
+    """The span of x [B, T] as [blocks, B, tokens of a block]."""
+    return x[:, span.start : span.stop].reshape(len(x), -1, span.block_size).swapaxes(0, 1)
 
 
 def _unchunk(x: Array) -> Array:
-    """[Hkv, B, N, *inner, K, C] to [B, N K, Hkv, *inner, C]."""
-    x = jnp.moveaxis(jnp.moveaxis(x, 0, 2), -2, 2)
-    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
+    """[blocks, Hkv, B, N, *inner, K, C] to [B, T, Hkv, *inner, C]."""
+    inner = range(4, x.ndim - 2)
+    x = jnp.transpose(x, (2, 0, 3, x.ndim - 2, 1, *inner, x.ndim - 1))
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2] * x.shape[3], *x.shape[4:])
 
 
 def _skew(scores: Array) -> Array:
