@@ -22,7 +22,6 @@ its temporaries and its outputs.
 Then the chunked form alone, over lengths that double, and the time that XLA takes to compile the associative form.
 """
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -38,11 +37,11 @@ from rich.progress import track
 
 from benchmarks import peers, tables
 from benchmarks.bare_matmuls import bare_problem, count_flops, extract
+from benchmarks.problems import chunked_problem, random_inputs
 from benchmarks.tables import Comparison, Result
 from benchmarks.timing import Case, Problem, compile_case, fastest, gradient_problem, measure, peak_cases
-from interdomain_jax.array_types import Complex
-from interdomain_jax.ops import Dynamics, discretize, interdomain_attention, s4d_inv
-from interdomain_jax.ops.interdomain import DEFAULT_CHUNK_SIZE
+from interdomain_jax.ops import Dynamics, interdomain_attention
+from interdomain_jax.ops.chunk_sizes import default_chunk_size
 
 _COMPARED = flags.DEFINE_list("compared_lengths", ["1024", "4096", "16384"], "Tokens at which all cases are compared.")
 _LENGTHS = flags.DEFINE_list(
@@ -89,27 +88,6 @@ def paper_form(q: jax.Array, k: jax.Array, v: jax.Array, dynamics: Dynamics) -> 
     return out.swapaxes(0, 1)
 
 
-def random_inputs(
-    rng: np.random.Generator, length: int, heads: int, head_dim: int, state_dim: int
-) -> tuple[jax.Array, jax.Array, jax.Array, Dynamics]:
-    """q, k, v [1, T, H, head_dim] and the dynamics that a layer starts with; float32."""
-    eigenvalues = s4d_inv(state_dim)
-    readout = (2 * state_dim) ** -0.5 * rng.normal(size=(2, heads, state_dim, state_dim))
-    dynamics = discretize(
-        jnp.asarray(rng.uniform(math.log(1e-3), math.log(1e-1), heads), jnp.float32),
-        jnp.broadcast_to(jnp.asarray(np.log(-eigenvalues.real), jnp.float32), (heads, state_dim)),
-        jnp.broadcast_to(jnp.asarray(eigenvalues.imag, jnp.float32), (heads, state_dim)),
-        Complex(*jnp.asarray(readout, jnp.float32)),
-    )
-    q, k, v = jnp.asarray(rng.normal(size=(3, 1, length, heads, head_dim)), jnp.float32)
-    return q, k, v, dynamics
-
-
-def chunked_problem(inputs: tuple[Any, ...], chunk_size: int | None) -> Problem:
-    """The op's chunked form, at its default chunk size if None."""
-    return Problem(lambda *inputs: interdomain_attention(*inputs, chunk_size=chunk_size, implementation="xla"), inputs)
-
-
 def plain_problems(inputs: tuple[Any, ...]) -> dict[str, Problem]:
     """The cases without chunks that this length is not too long for."""
     length = inputs[0].shape[1]
@@ -151,7 +129,9 @@ def compare_pass(
     """All cases in one pass; of each of the `swept` ones, the fastest."""
     prepare, length = PASSES[direction], inputs[0].shape[1]
     chunked = prepare(chunked_problem(inputs, _CHUNK_SIZE.value))
-    chunks = {"chunked": str(min(_CHUNK_SIZE.value or DEFAULT_CHUNK_SIZE, length))}
+    chunks = {
+        "chunked": str(min(_CHUNK_SIZE.value or default_chunk_size(_STATE_DIM.value, 2 * _HEAD_DIM.value), length))
+    }
     loops = extract(chunked.function, *chunked.arguments)
 
     cases = {"chunked": compile_case(chunked), "bare": compile_case(bare_problem(loops))}

@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from interdomain_jax.array_types import Channels, Keys, Output, Queries, SegmentIds, State, Values
 from interdomain_jax.ops.associative import interdomain_associative, linear_associative
+from interdomain_jax.ops.chunk_sizes import default_chunk_size
 from interdomain_jax.ops.chunked import interdomain_chunked, linear_chunked, state_chunked
 from interdomain_jax.ops.dynamics import Dynamics, Read
 from interdomain_jax.ops.fft import interdomain_fft, linear_fft
@@ -24,7 +25,6 @@ from interdomain_jax.ops.sequential import interdomain_sequential, linear_sequen
 
 Implementation = Literal["sequential", "associative", "fft", "xla"]
 
-DEFAULT_CHUNK_SIZE = 64
 MAX_CHUNK_SIZE = 4096
 
 
@@ -59,7 +59,8 @@ def interdomain_attention(
         padding_is_last: promises that in every row the padding follows all tokens, which saves the reordering that
             "xla" otherwise does.
         read: "bilinear", Re(q^T U^T Gamma), or "hermitian", Re(conj(q^T U^T) Gamma).
-        chunk_size: tokens in a chunk of the chunked form, at most 4096; any value gives the same result.
+        chunk_size: tokens in a chunk of the chunked form, at most 4096; any value gives the same result. None for the
+            best for this platform and size of state (`chunk_sizes.py`).
         implementation: "xla" (chunked), "sequential" (token by token), "associative" (`jax.lax.associative_scan` over
             the tokens), "fft" (convolution; no segment ids), or None for the best: the first, and the second for a
             single token.
@@ -87,7 +88,7 @@ def interdomain_attention(
         raise ValueError(f"read must be one of {get_args(Read)}; got {read!r}.")
     dynamics, state = _prepare(k, dynamics, k.shape[3] + v.shape[3], initial_state)
     implementation = _choose(implementation, k.shape[1], segment_ids)
-    chunk_size = _chunk_size(chunk_size)
+    chunk_size = _chunk_size(chunk_size, state)
 
     def compute(packing: Packing | None, q: Array, k: Array, v: Array) -> tuple[Array, State]:
         match implementation:
@@ -133,7 +134,7 @@ def linear_contraction(
     _require_channels("z", z)
     dynamics, state = _prepare(z, dynamics, z.shape[3], initial_state)
     implementation = _choose(implementation, z.shape[1], segment_ids)
-    chunk_size = _chunk_size(chunk_size)
+    chunk_size = _chunk_size(chunk_size, state)
 
     def compute(packing: Packing | None, z: Array) -> tuple[Array, State]:
         match implementation:
@@ -181,7 +182,7 @@ def state_at(
     if jnp.shape(position) not in ((), (batch,)):
         raise ValueError(f"position must be one number or one for each of {batch} rows; got {jnp.shape(position)}.")
     dynamics, state = _prepare(z, dynamics, z.shape[3], initial_state)
-    size = _chunk_size(chunk_size)
+    size = _chunk_size(chunk_size, state)
     if not z.size:
         return state
     taken = jnp.arange(length) < jnp.broadcast_to(position, batch)[:, None]
@@ -261,7 +262,9 @@ def _choose(implementation: Implementation | None, length: int, segment_ids: Seg
     return implementation
 
 
-def _chunk_size(chunk_size: int | None) -> int:
-    if chunk_size is not None and not 1 <= chunk_size <= MAX_CHUNK_SIZE:
+def _chunk_size(chunk_size: int | None, state: State) -> int:
+    if chunk_size is None:
+        return default_chunk_size(*state.shape[3:])
+    if not 1 <= chunk_size <= MAX_CHUNK_SIZE:
         raise ValueError(f"chunk_size must lie between 1 and {MAX_CHUNK_SIZE}; got {chunk_size}.")
-    return chunk_size or DEFAULT_CHUNK_SIZE
+    return chunk_size

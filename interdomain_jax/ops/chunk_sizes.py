@@ -1,0 +1,31 @@
+"""Chunk sizes by platform and size of the state, as measured by `benchmarks/chunk_sizes.py`.
+
+A longer chunk does more work inside it and keeps fewer states; what is best depends on how large a state is.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+
+
+class Bucket(NamedTuple):
+    """States of up to `reals` numbers are best walked in chunks of `chunk_size` tokens."""
+
+    reals: float
+    chunk_size: int
+
+
+CHUNK_SIZES = {
+    # Two cores, float32, forward and backward, 4,096 tokens of 4 heads.
+    "cpu": (Bucket(2**11, 32), Bucket(2**15, 64), Bucket(math.inf, 128)),
+    # Not measured yet: the width of a matrix unit.
+    "tpu": (Bucket(math.inf, 128),),
+    "gpu": (Bucket(math.inf, 128),),
+}
+
+
+def default_chunk_size(state_dim: int, channels: int) -> int:
+    """The chunk size for states of 2 M C reals on the platform that JAX runs on."""
+    buckets = CHUNK_SIZES.get(jax.default_backend(), CHUNK_SIZES["cpu"])
+    return next(bucket.chunk_size for bucket in buckets if 2 * state_dim * channels <= bucket.reals)
