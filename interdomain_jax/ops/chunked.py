@@ -37,7 +37,6 @@ from interdomain_jax.ops.dynamics import (
     Read,
     complex_multiply,
     contraction_weights,
-    input_powers,
     lambda_powers,
     read_matrix,
 )
@@ -62,10 +61,11 @@ class LagTables(NamedTuple):
 
 def lag_tables(dynamics: Dynamics, chunk_size: int) -> LagTables:
     """The tables of `dynamics` for chunks of `chunk_size` tokens."""
-    return LagTables(
-        input_powers(dynamics, jnp.arange(chunk_size)[::-1]),
-        lambda_powers(dynamics.log_decay, dynamics.angle, jnp.arange(1, chunk_size + 1)),
-    )
+    lags = jnp.stack([jnp.arange(chunk_size)[::-1], jnp.arange(1, chunk_size + 1)])
+    # A loop, for compilers keep in memory what comes out of one. Without, they may fuse the tables with what reads them
+    # and work out every cosine again for each token.
+    responses, read_decay = jax.lax.map(partial(lambda_powers, dynamics.log_decay, dynamics.angle), lags)
+    return LagTables(complex_multiply(responses, jnp.stack(dynamics.input_weight, axis=1)[:, None]), read_decay)
 
 
 def interdomain_chunked(
