@@ -1,5 +1,6 @@
 """What the numeric tests share: the error metric, random inputs, and the paper's own form of the op in NumPy."""
 
+import contextlib
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +27,19 @@ def assert_close(values, references, tolerance: float) -> None:
         assert error <= tolerance, f"{jax.tree_util.keystr(path)}: relative RMS {error:.2e} above {tolerance:.0e}"
 
 
+@contextlib.contextmanager
+def double_precision():
+    """float64, in programs that compile fast and run slowly: for references and for checks of logic."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
 def to_float64(tree):
-    """The tree with float64 leaves; to be called, and its result used, under `jax.enable_x64`."""
+    """The tree with float64 leaves; to be called, and its result used, under `double_precision`."""
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), tree)
 
 

@@ -75,3 +75,17 @@ def test_mlstm_by_segments_is_one_call():
     start = (jnp.zeros((1, 2, 5, 3)), jnp.zeros((1, 2, 5)), jnp.zeros((1, 2)))
     expected = linear_attention(q, k, v, *gates, *start, chunk_size=2, return_last_states=True)
     assert_close(peers.mlstm_by_segments(linear_attention, 2, q, k, v, *gates), expected, 1e-5)
+
+
+def test_the_chunk_sizes_are_timed_and_the_fastest_marked():
+    shapes = "--tokens=64 --heads=1 --head_dims=4 --state_dims=4,8"
+    finished = subprocess.run(
+        [sys.executable, "-m", "benchmarks.chunk_sizes", *shapes.split(), "--chunk_sizes=16,32", "--repeats=1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    rows = [line for line in finished.stdout.splitlines() if line.startswith("│")]
+    assert [line.split()[1] for line in rows] == ["4", "8"]
+    assert "chunk 16, ms" in finished.stdout

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interdomain_jax import MIXERS, Decoder
-from tests.numerics import assert_close, random_segment_ids, to_numpy
+from tests.numerics import assert_close, double_precision, random_segment_ids, to_numpy
 
 SMALL = dict(vocab_size=61, d_model=16, num_layers=2, num_heads=2, head_dim=8, state_dim=8, chunk_size=8)
 PATTERNS = (("interdomain",), ("s4d_rope",), ("softmax",), ("interdomain", "softmax"))
@@ -58,7 +58,7 @@ def test_gradients_of_packed_documents_are_the_sum_of_separate_ones(name):
         parts = [part for row, cuts in zip(array, lengths, strict=True) for part in np.split(row, np.cumsum(cuts)[:-1])]
         return {length: np.stack([part for part in parts if len(part) == length]) for length in {1, 3, 252, 256}}
 
-    with jax.enable_x64(True):
+    with double_precision():
         variables = jax.jit(mixer.init)(jax.random.key(1), x)
         noise = np.random.default_rng(2)
         variables = jax.tree.map(lambda leaf: leaf + 0.3 * noise.normal(size=leaf.shape), variables)

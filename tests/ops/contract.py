@@ -25,7 +25,12 @@ from tests.numerics import (
 
 READS = ("bilinear", "hermitian")
 # One property test serves the classes of all implementations.
-inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=5)
+inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=4)
+
+
+def sweep(name, *, usual, slow):
+    """Values that every run tries, and others for `make test-slow`."""
+    return pytest.mark.parametrize(name, [*usual, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)])
 
 
 class ImplementationContract:
@@ -44,6 +49,13 @@ class ImplementationContract:
     chunked = False
     leak = 0.0
     longest = 200
+
+    @pytest.fixture(autouse=True)
+    def compile_fast(self):
+        """Most of the time goes into compiling; the tests elsewhere run fully optimised programs."""
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
 
     def attend(self, **inputs):
         return interdomain_attention(implementation=self.implementation, **inputs)
@@ -169,7 +181,7 @@ class ImplementationContract:
                 assert (size[: t + 1] > 0).all()
                 assert size[t + 1 :].max() <= self.leak * size[: t + 1].max()
 
-    @pytest.mark.parametrize("split", [1, 7, 16, 40])
+    @pytest.mark.parametrize("split", [7, 16])
     def test_the_state_carries_a_sequence_across_calls(self, split):
         """The gradient too: through the state between the calls it equals the gradient of the whole."""
         inputs = self.inputs(np.random.default_rng(3), 2, 50)
@@ -186,7 +198,7 @@ class ImplementationContract:
 
     # The numbered cases are faults that published kernels of this family have had.
 
-    @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 15, 16, 29, 30, 31, 64])
+    @sweep("length", usual=(1, 2, 9, 16, 31), slow=(7, 8, 15, 29, 30, 64))
     def test_short_sequences_equal_the_step_loop(self, length):
         """fla#88: chunk mode failed for few tokens; mamba#683: step and forward drifted apart past 30."""
         inputs = self.inputs(np.random.default_rng(length), 2, length)
@@ -199,7 +211,7 @@ class ImplementationContract:
         for chunk_size in self.chunk_sizes(16, 64):
             assert_close(self.attend(**inputs, chunk_size=chunk_size), (jnp.concatenate(outputs, axis=1), state), 1e-5)
 
-    @pytest.mark.parametrize("length", [63, 65, 100, 127])
+    @sweep("length", usual=(63, 100), slow=(65, 127))
     def test_padding_of_not_a_numbers_is_never_read(self, length):
         """fla#1142: a ragged length read past the end and lost a gradient term."""
         if not self.packs:
@@ -268,7 +280,7 @@ class ImplementationContract:
         with pytest.raises(ValueError, match="log_decay must be at most 0"):
             self.attend(**inputs | {"dynamics": inputs["dynamics"]._replace(log_decay=-log_decay)})
 
-    @pytest.mark.parametrize("heads", [1, 3, 5, 6, 7, 12])
+    @sweep("heads", usual=(1, 7), slow=(3, 5, 6, 12))
     def test_any_number_of_heads_in_bfloat16(self, heads):
         """mamba#352: NaN in the first bfloat16 backward for some head counts."""
         inputs = self.inputs(np.random.default_rng(heads), 1, 150, heads, heads, 8, 8, 8)
@@ -283,7 +295,7 @@ class ImplementationContract:
             assert_close(got.outputs, expected.outputs, 1e-2)
             assert_close(got.gradients, expected.gradients, 5e-2)
 
-    @pytest.mark.parametrize("width", [24, 40, 63, 72, 80, 96])
+    @sweep("width", usual=(63,), slow=(24, 40, 72, 80, 96))
     def test_odd_head_sizes_repeat_bitwise_in_bfloat16(self, width):
         """exllamav3#316: odd head sizes were nondeterministic."""
         inputs = self.inputs(np.random.default_rng(width), 1, 70, 1, 1, width, width, 8)
@@ -383,12 +395,12 @@ class ImplementationContract:
 
     def test_grouped_heads_share_a_state_in_memory(self):
         """No array of the program holds the states of the query heads; their sizes M and C are found nowhere else."""
-        inputs = self.inputs(np.random.default_rng(15), 1, 24, 6, 1, 11, 8, 13)
+        inputs = self.inputs(np.random.default_rng(15), 1, 24, 7, 1, 11, 8, 13)
         program = jax.make_jaxpr(lambda kwargs: self.attend(**kwargs, chunk_size=8))(inputs)
         of_states = [shape for shape in array_shapes(program) if 13 in shape[-2:] or 26 in shape[-2:]]
         of_states = [shape for shape in of_states if shape[-1] in (8, 11, 19)]
         assert of_states
-        assert all(6 not in shape for shape in of_states), of_states
+        assert all(7 not in shape for shape in of_states), of_states
 
     def check_refuses_segment_ids(self):
         inputs = self.inputs(np.random.default_rng(0), 1, 5)

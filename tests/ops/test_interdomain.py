@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from interdomain_jax.ops import interdomain_attention, linear_contraction, state_at
 from tests.numerics import (
     assert_close,
+    double_precision,
     jitted_vjp,
     random_dynamics,
     random_like,
@@ -34,7 +35,7 @@ def test_several_blocks_of_chunks_and_both_remainders(packed):
     attend = lambda **kwargs: interdomain_attention(**kwargs, segment_ids=ids, chunk_size=16, implementation="xla")
     cotangents = random_like(rng, jax.eval_shape(lambda kwargs: attend(**kwargs), inputs))
     got = jitted_vjp(attend, inputs, cotangents)
-    with jax.enable_x64(True):
+    with double_precision():
         reference = lambda **kwargs: interdomain_attention(**kwargs, segment_ids=ids, implementation="sequential")
         expected = to_numpy(jitted_vjp(reference, *to_float64((inputs, cotangents))))
     assert_close(got.outputs, expected.outputs, 1e-5)
