@@ -146,7 +146,10 @@ def test_mixed_precision_keeps_float32_parameters_and_logits():
         (dict(chunk_size=0), "chunk_size must lie between 1 and 4096; got 0"),
         (dict(init_std=0.0), "init_std must be above 0; got 0.0"),
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
-        (dict(implementation="cuda"), "implementation must be one of (None, 'sequential', 'xla'); got 'cuda'"),
+        (
+            dict(implementation="cuda"),
+            "implementation must be one of (None, 'sequential', 'associative', 'fft', 'xla'); got 'cuda'",
+        ),
     ],
 )
 def test_bad_fields_get_one_sentence(change, message):
