@@ -100,15 +100,16 @@ class ShortConvolution(nn.Module):
         x = jnp.concatenate([previous.astype(self.dtype), x], axis=1)
         shifted = [x[:, i : i + length] for i in range(CONVOLUTION_WIDTH)]
         if placement is None or placement.document is None:
-            return reduce(jnp.add, (tap * part for tap, part in zip(kernel, shifted, strict=True))), x[:, length:]
-        document = jnp.pad(placement.document, [(0, 0), (CONVOLUTION_WIDTH - 1, 0)])
-        same = [document[:, i : i + length] == placement.document for i in range(CONVOLUTION_WIDTH)]
-        shifted = [jnp.where(seen[..., None], part, 0) for seen, part in zip(same, shifted, strict=True)]
-        last = placement.lengths[:, None] + jnp.arange(CONVOLUTION_WIDTH - 1)
-        document = jnp.take_along_axis(document, last, axis=1)
-        previous = jnp.where(
-            (document == document[:, -1:])[..., None], jnp.take_along_axis(x, last[..., None], axis=1), 0
-        )
+            previous = x[:, length:]
+        else:
+            document = jnp.pad(placement.document, [(0, 0), (CONVOLUTION_WIDTH - 1, 0)])
+            same = [document[:, i : i + length] == placement.document for i in range(CONVOLUTION_WIDTH)]
+            shifted = [jnp.where(seen[..., None], part, 0) for seen, part in zip(same, shifted, strict=True)]
+            last = placement.lengths[:, None] + jnp.arange(CONVOLUTION_WIDTH - 1)
+            document = jnp.take_along_axis(document, last, axis=1)
+            previous = jnp.where(
+                (document == document[:, -1:])[..., None], jnp.take_along_axis(x, last[..., None], axis=1), 0
+            )
         return reduce(jnp.add, (tap * part for tap, part in zip(kernel, shifted, strict=True))), previous
 
 

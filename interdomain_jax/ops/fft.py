@@ -27,7 +27,7 @@ def interdomain_fft(
     """`interdomain_attention` by convolution; arguments already validated."""
     batch, length, heads, width = q.shape
     kv_heads, value_width = v.shape[2:]
-    dtype = initial_state.dtype
+    dtype, out_dtype = initial_state.dtype, v.dtype
     grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width).astype(dtype)
     kernels = _transformed(jnp.transpose(input_powers(dynamics, jnp.arange(length)), (3, 2, 0, 1)))
     k, v = k.astype(dtype), v.astype(dtype)
@@ -56,7 +56,7 @@ def interdomain_fft(
     out = jnp.einsum("bthgpm,bhpmd->bthgd", turned, initial_state[..., width:], precision="highest")
     out, _ = jax.lax.scan(accumulate, out, (kernels, jnp.moveaxis(w, -1, 0)))
     state = _last_state(jnp.concatenate([k, v], axis=-1), dynamics, initial_state)
-    return out.reshape(batch, length, heads, value_width).astype(q.dtype), state
+    return out.reshape(batch, length, heads, value_width).astype(out_dtype), state
 
 
 def linear_fft(z: Channels, dynamics: Dynamics, initial_state: State) -> tuple[Channels, State]:

@@ -165,6 +165,12 @@ class ImplementationContract:
             got = self.attend(**to_float64(inputs), read=read, chunk_size=8)
         assert_close(got, expected, 1e-12)
 
+    def test_the_output_has_the_dtype_of_v(self):
+        inputs = self.inputs(np.random.default_rng(18), 1, 5)
+        inputs |= {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k")}
+        out, state = jax.eval_shape(lambda kwargs: self.attend(**kwargs), inputs)
+        assert (out.dtype, state.dtype) == (jnp.float32, jnp.float32)
+
     def test_causal_by_gradient(self):
         rng = np.random.default_rng(4)
         inputs = self.inputs(rng, 1, 21)
