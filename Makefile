@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow lint bench clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench kernel-report clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -27,6 +27,11 @@ test-thorough: $(VENV)/dev
 test-slow: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow
 
+# The tests that compile for accelerators that are not there. Give them an environment of their own, VENV=.venv-compilers:
+# with their packages in it, jax looks for a TPU and a GPU each time it starts.
+test-compiled: $(VENV)/dev $(VENV)/compilers
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m compiled
+
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,6 +42,10 @@ bench: $(VENV)/bench
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mlstm-kernels==2.0.6
 	$(BIN)/python -m benchmarks.mixer
 
+# Needs the same environment as test-compiled.
+kernel-report: $(VENV)/dev $(VENV)/compilers
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.kernel_report
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -45,6 +54,6 @@ $(VENV)/run: requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	touch $@
 
-$(VENV)/dev $(VENV)/bench: $(VENV)/%: $(VENV)/run pyproject.toml
+$(VENV)/dev $(VENV)/bench $(VENV)/compilers: $(VENV)/%: $(VENV)/run pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@

@@ -210,8 +210,7 @@ class InterdomainAttention(nn.Module):
         for name, half, weights in zip(("key", "value"), (k, v), jnp.split(channels, 2), strict=True):
             scale = self.param(f"{name}_scale", nn.initializers.ones, shape, self.param_dtype)
             bias = self.param(f"{name}_bias", nn.initializers.zeros, shape, self.param_dtype)
-            half = (normalize_rms(half, self.norm_epsilon) * scale + bias) * weights
-            halves.append(half.astype(self.dtype))
+            halves.append(_normalize_half(half, scale, bias, weights, self.norm_epsilon, self.dtype))
         return halves[0], halves[1]
 
     def _dynamics(self) -> Dynamics:
@@ -364,9 +363,19 @@ def check_heads(num_heads: int, head_dim: int, num_kv_heads: int | None) -> None
         raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}; got {num_kv_heads}.")
 
 
+# What these two work out in float32 is worked out again in the backward pass: kept, it would be most of what a mixer
+# keeps in bfloat16 training.
+
+
+@jax.checkpoint
 def feature_map(x: Array) -> Array:
     """xi(x) = SiLU(x) / ||SiLU(x)||_2 over the last axis, in float32 (paper, section 2, step 4)."""
     return normalize_l2(nn.silu(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
+
+
+@partial(jax.checkpoint, static_argnums=(4, 5))
+def _normalize_half(half: Array, scale: Array, bias: Array, weights: Array, epsilon: float, dtype: Dtype) -> Array:
+    return ((normalize_rms(half, epsilon) * scale + bias) * weights).astype(dtype)
 
 
 def _every_head(values: np.ndarray) -> Initializer:

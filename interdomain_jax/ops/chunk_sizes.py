@@ -6,7 +6,7 @@ A longer chunk does more work inside it and keeps fewer states; what is best dep
 import math
 from typing import NamedTuple
 
-import jax
+from pallas_kernels.block_sizes import device_kind
 
 
 class Bucket(NamedTuple):
@@ -25,7 +25,13 @@ CHUNK_SIZES = {
 }
 
 
+def compile_platform() -> str:
+    """The platform that is compiled for, a key of `CHUNK_SIZES`; see `device_kind`."""
+    kind = device_kind()
+    return "cpu" if kind == "cpu" else "tpu" if kind.startswith("TPU") else "gpu"
+
+
 def default_chunk_size(state_dim: int, channels: int) -> int:
-    """The chunk size for states of 2 M C reals on the platform that JAX runs on."""
-    buckets = CHUNK_SIZES.get(jax.default_backend(), CHUNK_SIZES["cpu"])
+    """The chunk size for states of 2 M C reals on the platform that is compiled for."""
+    buckets = CHUNK_SIZES[compile_platform()]
     return next(bucket.chunk_size for bucket in buckets if 2 * state_dim * channels <= bucket.reals)

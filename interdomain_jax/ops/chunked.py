@@ -32,6 +32,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from interdomain_jax.array_types import Channels, Keys, Output, Queries, State, Values
+from interdomain_jax.ops.chunk_sizes import compile_platform
 from interdomain_jax.ops.dynamics import (
     Dynamics,
     Read,
@@ -151,8 +152,8 @@ def state_chunked(
     return _walk(block, Tokens((), (z,)), packing, dynamics, initial_state, chunk_size)[0]
 
 
-# Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache. The platform
-# is the one that runs this process; the batch is the whole one, over all devices.
+# Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache. The batch is
+# the whole one, over all devices.
 _BLOCK_TOKENS = {"cpu": 4096}
 _DEFAULT_BLOCK_TOKENS = 2**18
 
@@ -211,7 +212,7 @@ def _walk(
     """
     batch, length, *heads = jax.tree.leaves(tokens)[0].shape[:-1]
     chunk_size = min(chunk_size, length)
-    budget = _BLOCK_TOKENS.get(jax.default_backend(), _DEFAULT_BLOCK_TOKENS)
+    budget = _BLOCK_TOKENS.get(compile_platform(), _DEFAULT_BLOCK_TOKENS)
     # 2M tokens at the least, so that the states kept for the backward pass, one a block, are no more than the inputs.
     block_tokens = max(budget // (batch * math.prod(heads)), 2 * dynamics.log_decay.shape[-1])
     block_size = max(block_tokens // chunk_size, 1) * chunk_size

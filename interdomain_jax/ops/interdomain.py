@@ -3,6 +3,7 @@
 Each checks its arguments, fills in the defaults, and hands over to one implementation.
 """
 
+import importlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +21,14 @@ from interdomain_jax.ops.chunk_sizes import default_chunk_size
 from interdomain_jax.ops.chunked import interdomain_chunked, linear_chunked, state_chunked
 from interdomain_jax.ops.dynamics import Dynamics, Read
 from interdomain_jax.ops.fft import interdomain_fft, linear_fft
+from interdomain_jax.ops.fused import interdomain_fused
 from interdomain_jax.ops.packing import Packing, find_documents, padding_last, reorder, restore
 from interdomain_jax.ops.sequential import interdomain_sequential, linear_sequential
 
-Implementation = Literal["sequential", "associative", "fft", "xla"]
+Implementation = Literal["sequential", "associative", "fft", "xla", "pallas_tpu", "pallas_gpu"]
+
+_CHUNKED = ("xla", "pallas_tpu", "pallas_gpu")
+"""They want the padding of a row behind its tokens."""
 
 MAX_CHUNK_SIZE = 4096
 
@@ -57,19 +62,20 @@ def interdomain_attention(
             changes; the initial state belongs to the document of the first token. Tokens of id 0 are padding, wherever
             they lie: they leave the state as it is, whatever they hold, and their output is zero.
         padding_is_last: promises that in every row the padding follows all tokens, which saves the reordering that
-            "xla" otherwise does.
+            "xla" and the kernels otherwise do.
         read: "bilinear", Re(q^T U^T Gamma), or "hermitian", Re(conj(q^T U^T) Gamma).
         chunk_size: tokens in a chunk of the chunked form, at most 4096; any value gives the same result. None for the
             best for this platform and size of state (`chunk_sizes.py`).
         implementation: "xla" (chunked), "sequential" (token by token), "associative" (`jax.lax.associative_scan` over
-            the tokens), "fft" (convolution; no segment ids), or None for the best: the first, and the second for a
-            single token.
+            the tokens), "fft" (convolution; no segment ids), "pallas_tpu" or "pallas_gpu" (the chunked form in one
+            kernel; on a CPU it is interpreted, slowly), or None for the best: the first, and the second for a single
+            token. A kernel is chosen by name alone, until a measurement on its device shows it ahead.
 
     Returns:
         The output [B, T, H, D] in the dtype of v, and the state after the last token, shaped as `initial_state`, in
         float32 (float64 if the dynamics are). Without tokens, T = 0 or B = 0, the state is the initial one.
 
-    Gradients are reverse-mode; forward mode (`jax.jvp`) needs another implementation than "xla".
+    Gradients are reverse-mode; forward mode (`jax.jvp`) needs another implementation than "xla" or a kernel.
 
     Raises:
         ValueError: a shape, a read, a chunk size or an implementation that does not fit, in one sentence.
@@ -88,7 +94,7 @@ def interdomain_attention(
         raise ValueError(f"read must be one of {get_args(Read)}; got {read!r}.")
     dynamics, state = _prepare(k, dynamics, k.shape[3] + v.shape[3], initial_state)
     implementation = _choose(implementation, k.shape[1], segment_ids)
-    chunk_size = _chunk_size(chunk_size, state)
+    _check_chunk_size(chunk_size)
 
     def compute(packing: Packing | None, q: Array, k: Array, v: Array) -> tuple[Array, State]:
         match implementation:
@@ -99,11 +105,16 @@ def interdomain_attention(
             case "fft":
                 return interdomain_fft(q, k, v, dynamics, state, read)
             case "xla":
-                return interdomain_chunked(q, k, v, dynamics, state, packing, read, chunk_size)
+                size = chunk_size or default_chunk_size(*state.shape[3:])
+                return interdomain_chunked(q, k, v, dynamics, state, packing, read, size)
+            case "pallas_tpu" | "pallas_gpu":
+                # Imported when named: compilers for kernels take a while to load.
+                kernels = importlib.import_module(f"pallas_kernels.{implementation.removeprefix('pallas_')}")
+                return interdomain_fused(q, k, v, dynamics, state, packing, read, chunk_size, kernels)
 
     if not q.size:
         return jnp.zeros((*q.shape[:3], v.shape[3]), v.dtype), state
-    return _packed(compute, (q, k, v), segment_ids, reorders=implementation == "xla" and not padding_is_last)
+    return _packed(compute, (q, k, v), segment_ids, reorders=implementation in _CHUNKED and not padding_is_last)
 
 
 def linear_contraction(
@@ -134,7 +145,7 @@ def linear_contraction(
     _require_channels("z", z)
     dynamics, state = _prepare(z, dynamics, z.shape[3], initial_state)
     implementation = _choose(implementation, z.shape[1], segment_ids)
-    chunk_size = _chunk_size(chunk_size, state)
+    _check_chunk_size(chunk_size)
 
     def compute(packing: Packing | None, z: Array) -> tuple[Array, State]:
         match implementation:
@@ -145,11 +156,17 @@ def linear_contraction(
             case "fft":
                 return linear_fft(z, dynamics, state)
             case "xla":
-                return linear_chunked(z, dynamics, state, packing, chunk_size)
+                size = chunk_size or default_chunk_size(*state.shape[3:])
+                return linear_chunked(z, dynamics, state, packing, size)
+            case _:
+                raise ValueError(
+                    f"implementation {implementation!r} reads with a query, which a linear contraction has not; use "
+                    "'xla', 'fft', 'associative' or 'sequential'."
+                )
 
     if not z.size:
         return z, state
-    return _packed(compute, (z,), segment_ids, reorders=implementation == "xla" and not padding_is_last)
+    return _packed(compute, (z,), segment_ids, reorders=implementation in _CHUNKED and not padding_is_last)
 
 
 def state_at(
@@ -182,7 +199,8 @@ def state_at(
     if jnp.shape(position) not in ((), (batch,)):
         raise ValueError(f"position must be one number or one for each of {batch} rows; got {jnp.shape(position)}.")
     dynamics, state = _prepare(z, dynamics, z.shape[3], initial_state)
-    size = _chunk_size(chunk_size, state)
+    _check_chunk_size(chunk_size)
+    size = chunk_size or default_chunk_size(*state.shape[3:])
     if not z.size:
         return state
     taken = jnp.arange(length) < jnp.broadcast_to(position, batch)[:, None]
@@ -262,9 +280,6 @@ def _choose(implementation: Implementation | None, length: int, segment_ids: Seg
     return implementation
 
 
-def _chunk_size(chunk_size: int | None, state: State) -> int:
-    if chunk_size is None:
-        return default_chunk_size(*state.shape[3:])
-    if not 1 <= chunk_size <= MAX_CHUNK_SIZE:
+def _check_chunk_size(chunk_size: int | None) -> None:
+    if chunk_size is not None and not 1 <= chunk_size <= MAX_CHUNK_SIZE:
         raise ValueError(f"chunk_size must lie between 1 and {MAX_CHUNK_SIZE}; got {chunk_size}.")
-    return chunk_size

@@ -39,6 +39,7 @@ class ImplementationContract:
     Attributes:
         implementation: its name.
         packs: whether it takes segment ids.
+        contracts: whether it serves `linear_contraction` too.
         chunked: whether the chunk size matters to it.
         leak: of a later token into a gradient, relative to the earlier ones; a transform rounds over all tokens.
         longest: tokens of the sequences that the property tests draw, for programs that compile in a time that grows.
@@ -46,6 +47,7 @@ class ImplementationContract:
 
     implementation: str
     packs = True
+    contracts = True
     chunked = False
     leak = 0.0
     longest = 200
@@ -126,6 +128,8 @@ class ImplementationContract:
         seed=st.integers(0, 2**32 - 1),
     )
     def test_parity_of_the_linear_contraction(self, length, chunk_size, heads, state_dim, channels, packed, seed):
+        if not self.contracts:
+            return self.check_refuses_the_linear_contraction()
         rng, length = np.random.default_rng(seed), min(length, self.longest)
         inputs = dict(
             z=jnp.asarray(rng.normal(size=(2, length, heads, channels)), jnp.float32),
@@ -144,6 +148,8 @@ class ImplementationContract:
         self.check_float32(self.attend, interdomain_attention, inputs, rng, read=read, segment_ids=ids, chunk_size=64)
 
     def test_float32_of_the_linear_contraction(self):
+        if not self.contracts:
+            return self.check_refuses_the_linear_contraction()
         rng = np.random.default_rng(17)
         inputs = dict(
             z=jnp.asarray(rng.normal(size=(2, 300, 3, 64)), jnp.float32),
@@ -412,6 +418,11 @@ class ImplementationContract:
         inputs = self.inputs(np.random.default_rng(0), 1, 5)
         with pytest.raises(ValueError, match="cannot take segment_ids"):
             self.attend(**inputs, segment_ids=jnp.ones((1, 5), jnp.int32))
+
+    def check_refuses_the_linear_contraction(self):
+        inputs = self.inputs(np.random.default_rng(0), 1, 5)
+        with pytest.raises(ValueError, match="reads with a query"):
+            self.contract(z=inputs["k"], dynamics=inputs["dynamics"])
 
 
 def equations(program):

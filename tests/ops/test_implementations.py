@@ -21,3 +21,15 @@ class TestFFT(ImplementationContract):
 class TestXLA(ImplementationContract):
     implementation = "xla"
     chunked = True
+
+
+class TestPallasTPU(ImplementationContract):
+    implementation = "pallas_tpu"
+    chunked = True
+    contracts = False
+
+
+class TestPallasGPU(ImplementationContract):
+    implementation = "pallas_gpu"
+    chunked = True
+    contracts = False

@@ -1,0 +1,50 @@
+"""The kernels on a mesh: every device runs its own rows and heads, and the result is that of one device."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from interdomain_jax.ops import interdomain_attention
+from tests.numerics import assert_close, jitted_vjp, random_dynamics, random_like, random_qkv, random_segment_ids
+
+implementation = sys.argv[1]
+rng = np.random.default_rng(0)
+q, k, v = random_qkv(rng, 4, 21, 4, 2, 4, 4)
+inputs = dict(q=q, k=k, v=v, dynamics=random_dynamics(rng, 2, 4))
+inputs["initial_state"] = jnp.asarray(rng.normal(size=(4, 2, 2, 4, 8)), jnp.float32)
+ids = random_segment_ids(rng, 4, 21)
+fixed = dict(segment_ids=ids, chunk_size=8, implementation=implementation)
+attend = lambda **kwargs: interdomain_attention(**kwargs, **fixed)
+cotangents = random_like(rng, jax.eval_shape(lambda kwargs: attend(**kwargs), inputs))
+alone = jitted_vjp(attend, inputs, cotangents)
+mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+with jax.set_mesh(mesh):
+    tokens = NamedSharding(mesh, P(("data", "fsdp"), None, "tensor"))
+    placed = inputs | {name: jax.device_put(inputs[name], tokens) for name in "qkv"}
+    together = jitted_vjp(attend, placed, cotangents)
+    program = str(jax.make_jaxpr(lambda kwargs: attend(**kwargs))(placed))
+assert_close(together, alone, 1e-5)
+# Of 4 rows and 2 states, one each.
+assert "shard_map" in program and "f32[1,21,4,4]" not in program and "f32[1,21,8]" in program, program
+"""
+
+
+@pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
+def test_rows_and_heads_lie_on_devices(implementation):
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM, implementation],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
