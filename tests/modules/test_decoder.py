@@ -59,11 +59,17 @@ def test_any_split_equals_the_whole_sequence(sizes):
     """Pieces shorter than, equal to and longer than a chunk of 8, in any order; what is left goes token by token."""
     fitting = [size for size, end in zip(sizes, np.cumsum(sizes), strict=True) if end <= LENGTH]
     fitting += [1] * (LENGTH - sum(fitting))
+    model, variables, tokens, whole = hybrid_of_two_layers()
+    np.testing.assert_allclose(in_pieces(model, variables, tokens, fitting), whole, atol=1e-4)
+
+
+@functools.cache
+def hybrid_of_two_layers():
+    """Compiled once for all examples: the model, its parameters, tokens, and their logits."""
     model = Decoder(mixers=("interdomain", "softmax"), **SMALL | {"num_layers": 2})
     tokens = tokens_of()
     variables = jax.jit(model.init)(jax.random.key(1), tokens)
-    whole, _ = jax.jit(model.apply)(variables, tokens)
-    np.testing.assert_allclose(in_pieces(model, variables, tokens, fitting), whole, atol=1e-4)
+    return model, variables, tokens, jax.jit(model.apply)(variables, tokens)[0]
 
 
 @pytest.mark.parametrize("mixers", [("interdomain",), ("interdomain", "softmax")])
@@ -148,7 +154,8 @@ def test_mixed_precision_keeps_float32_parameters_and_logits():
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
         (
             dict(implementation="cuda"),
-            "implementation must be one of (None, 'sequential', 'associative', 'fft', 'xla'); got 'cuda'",
+            "implementation must be one of (None, 'sequential', 'associative', 'fft', 'xla', 'pallas_tpu', "
+            "'pallas_gpu'); got 'cuda'",
         ),
     ],
 )

@@ -176,7 +176,8 @@ def test_one_token_is_decoded_by_the_sequential_form():
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
         (
             dict(implementation="pallas"),
-            "implementation must be one of ('sequential', 'associative', 'fft', 'xla') or None; got 'pallas'",
+            "implementation must be one of ('sequential', 'associative', 'fft', 'xla', 'pallas_tpu', "
+            "'pallas_gpu') or None; got 'pallas'",
         ),
         (dict(initial_state=(1, 2, 2, 4, 15)), "initial_state must have shape [B, Hkv, 2, M, C] = (1, 2, 2, 4, 16)"),
         (dict(segment_ids=(1, 4)), "segment_ids must be whole numbers [B, T] = (1, 4); got shape (1, 4) of float32"),
