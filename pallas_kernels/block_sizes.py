@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import jax
 
+_MIB = 2**20
+
 
 @dataclass(frozen=True)
 class BlockSizes:
@@ -19,6 +21,9 @@ class BlockSizes:
         chunk_size: tokens in a chunk. On a TPU a multiple of the 128 lanes, on a GPU a power of two.
         chunks: chunks in a block of tokens, which is fetched as one. Training keeps one state a block, and the backward
             pass works out the others again from it.
+        token_bytes: TPU: what blocks of tokens and their gradients may fill, each there twice; a block has fewer chunks
+            where so many do not fit.
+        max_rows: TPU: rows of queries that are worked on at once, those of all the heads on a state.
         strided_roll: TPU: whether rows can be rolled by their index in one instruction; log2(chunk_size) plain rolls
             do the same.
         vmem_limit_bytes: TPU: the memory on the chip that a program may use.
@@ -27,6 +32,8 @@ class BlockSizes:
 
     chunk_size: int = 128
     chunks: int = 4
+    token_bytes: int = 16 * _MIB
+    max_rows: int = 512
     strided_roll: bool = True
     vmem_limit_bytes: int | None = None
     num_warps: int = 8
@@ -39,15 +46,11 @@ class Bucket(NamedTuple):
     sizes: BlockSizes
 
 
-_MIB = 2**20
 _WIDE_TPU = (Bucket(math.inf, BlockSizes(chunks=8, vmem_limit_bytes=48 * _MIB)),)
 # By the start of `jax.Device.device_kind`, the longest that fits.
 BLOCK_SIZES = {
     # 16 MiB on the chip, and no rolls by the row's index.
-    "TPU v4": (
-        Bucket(2**14, BlockSizes(strided_roll=False)),
-        Bucket(math.inf, BlockSizes(chunks=2, strided_roll=False)),
-    ),
+    "TPU v4": (Bucket(math.inf, BlockSizes(token_bytes=5 * _MIB, max_rows=128, strided_roll=False)),),
     "TPU v5": _WIDE_TPU,
     "TPU v6": _WIDE_TPU,
     "TPU": (Bucket(math.inf, BlockSizes(vmem_limit_bytes=32 * _MIB)),),

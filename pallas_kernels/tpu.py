@@ -28,8 +28,6 @@ from pallas_kernels.block_sizes import BlockSizes, device_kind, interpreted
 from pallas_kernels.tables import Rows, Tables, forward_flops, joined
 
 _LANES = 128
-# Rows of queries that are worked on at once: the more, the more of the chip's memory they fill.
-_MAX_ROWS = 512
 # Rows of the batch whose step a program takes: a tile's worth.
 _STEPS = 8
 
@@ -59,6 +57,8 @@ class _Shape(NamedTuple):
     chunks: int
     heads: int
     """Key/value heads of a program."""
+    stacked: int
+    """Queries of one state that are worked on at once."""
 
     @property
     def channels(self) -> int:
@@ -82,10 +82,28 @@ def _shape(q: Array, k: Array, v: Array, tables: Tables, sizes: BlockSizes) -> _
     kv_heads, value_dim = v.shape[2:]
     group = heads // kv_heads
     fills = lambda n: not (n * key_dim % _LANES or n * value_dim % _LANES)
+    chunk = tables.chunk_size
     together = next((n for n in range(1, kv_heads) if not kv_heads % n and fills(n)), kv_heads)
-    chunks = min(sizes.chunks, -(-length // tables.chunk_size))
+    # q, k, v, the output's gradient, and three gradients; each is fetched or written while another is worked on.
+    width = together * (group * (2 * key_dim + value_dim) + 2 * (key_dim + value_dim))
+    fitting = sizes.token_bytes // (2 * chunk * width * q.dtype.itemsize)
+    if not fitting:
+        raise ValueError(
+            f"a chunk of {chunk} tokens with {together} states of {group} heads, {key_dim} and {value_dim} wide, in "
+            f"{q.dtype} does not fit the chip; use implementation 'xla'."
+        )
     return _Shape(
-        batch, length, kv_heads, group, key_dim, value_dim, tables.state_dim, tables.chunk_size, chunks, together
+        batch,
+        length,
+        kv_heads,
+        group,
+        key_dim,
+        value_dim,
+        modes=tables.state_dim,
+        chunk=chunk,
+        chunks=min(sizes.chunks, fitting, -(-length // chunk)),
+        heads=together,
+        stacked=min(group, max(sizes.max_rows // chunk, 1)),
     )
 
 
@@ -630,10 +648,9 @@ def _of_head(loaded: list[Array], head: int, shape: _Shape) -> list:
 
 
 def _stacked(x: Array, head: int, shape: _Shape, width: int) -> list[Array]:
-    """What the queries of a state have, from [K, heads G width]: in parts of at most _MAX_ROWS rows [g K, width]."""
+    """What the queries of a state have, from [K, heads G width]: in parts of `stacked` heads or fewer, [g K, width]."""
     columns = [x[:, n * width : (n + 1) * width] for n in range(head * shape.group, (head + 1) * shape.group)]
-    together = max(n for n in range(1, shape.group + 1) if n == 1 or n * shape.chunk <= _MAX_ROWS)
-    parts = [columns[n : n + together] for n in range(0, shape.group, together)]
+    parts = [columns[n : n + shape.stacked] for n in range(0, shape.group, shape.stacked)]
     return [part[0] if len(part) == 1 else jnp.concatenate(part, axis=0) for part in parts]
 
 
@@ -679,7 +696,11 @@ class _Specs:
 
     def of_tables(self, tables: Tables) -> list[tuple[Array, pl.BlockSpec]]:
         """Each table, with its block: what the program's heads have of it."""
-        block = lambda table: pl.BlockSpec((self.shape.heads, *table.shape[1:]), lambda h, b, n, _: (h, 0, 0))
+        # They change with the heads alone, so it hardly pays to fetch them ahead, in memory of their own.
+        once = pl.Buffered(buffer_count=1)
+        block = lambda table: pl.BlockSpec(
+            (self.shape.heads, *table.shape[1:]), lambda h, b, n, _: (h, 0, 0), pipeline_mode=once
+        )
         return [(table, block(table)) for table in tables]
 
 

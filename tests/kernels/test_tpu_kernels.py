@@ -1,5 +1,6 @@
 """The TPU kernels: interpreted against the reference, and compiled by the TPU's own compiler, which needs no TPU."""
 
+import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
@@ -75,6 +76,29 @@ class TestCompiledForTPU:
         assert memory.alias_size_in_bytes >= problem.state_bytes
         of_step = costs(device, "pallas_tpu", problem, "forward")["interdomain_step"]
         assert of_step.bytes <= 1.25 * 2 * problem.state_bytes
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("device", ["v4", "v5e"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_any_shape_compiles(device, dtype):
+    """Grouped heads, documents, lengths, widths and modes that fill no tile; v4 has its own skew."""
+    if missing_compiler(device):
+        pytest.skip(f"{missing_compiler(device)} is not installed")
+    problem = KernelProblem(
+        batch=3, length=1000, heads=6, kv_heads=2, width=40, state_dim=24, dtype=dtype, documents=True
+    )
+    compile_kernel(device, "pallas_tpu", problem, "backward")
+    compile_kernel(device, "pallas_tpu", problem._replace(length=1, batch=11, documents=False), "forward")
+
+
+@pytest.mark.compiled
+def test_what_does_not_fit_the_chip_is_refused():
+    if missing_compiler("v4"):
+        pytest.skip(f"{missing_compiler('v4')} is not installed")
+    problem = KernelProblem(batch=1, length=512, heads=16, kv_heads=4, width=96, dtype=jnp.float32)
+    with pytest.raises(ValueError, match="a chunk of 128 tokens with 4 states of 4 heads, 96 and 96 wide, in float32"):
+        compile_kernel("v4", "pallas_tpu", problem, "forward")
 
 
 @pytest.mark.compiled
