@@ -224,7 +224,7 @@ HEADER = """# Kernel report
 Written by `make kernel-report`; nothing here was timed. Shapes are batch x tokens x heads x width (R = D), M = 64,
 bfloat16. "MB" is what crosses between memory and chip: a TPU kernel's counted from its grid and blocks; a GPU kernel's,
 which loads as it goes, as every array once, its own scratch tiles included; the XLA form's from the compiler's cost
-analysis, which counts one turn of a loop (a lower bound; the GPU's compiler gives none). "fwd + bwd" is the forward pass
+analysis, which counts one turn of a loop (a lower bound; a GPU's compiler gives none). "fwd + bwd" is the forward pass
 that training runs, with its saved states, and the backward pass. Flops are those of the matrix products, the exchanges
 that turn positions into lags included; a step on a GPU has none. The roofline takes a float32 product for six bfloat16
 ones and the maker's peaks.
