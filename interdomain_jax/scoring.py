@@ -68,7 +68,9 @@ def make_score_function(model: LanguageModel, mesh: Mesh) -> ScoreFunction:
         return next_token_score(logits, batch["targets"], batch["loss_mask"])
 
     copied = sharding.replicated(mesh)
-    return jax.jit(score, in_shardings=(copied, sharding.batch_sharded(mesh)), out_shardings=copied)
+    return jax.jit(
+        sharding.on_mesh(score, mesh), in_shardings=(copied, sharding.batch_sharded(mesh)), out_shardings=copied
+    )
 
 
 def score_batches(score: ScoreFunction, params: Any, batches: Iterable[Mapping[str, np.ndarray]], mesh: Mesh) -> Score:

@@ -4,13 +4,18 @@ One axis, `data`: a batch is split over every device, parameters are copied to e
 evaluation share this module, so that neither needs to know the other.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA_AXIS = "data"
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -33,6 +38,17 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def batch_sharded(mesh: Mesh) -> NamedSharding:
     """The placement of batches: the leading axis split over the devices."""
     return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+
+
+def on_mesh(function: Callable[Arguments, Result], mesh: Mesh) -> Callable[Arguments, Result]:
+    """The function, to be jitted, with the mesh known inside: kernels run on each device's own rows only if it is."""
+
+    @functools.wraps(function)
+    def traced(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args, **kwargs)
+
+    return traced
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

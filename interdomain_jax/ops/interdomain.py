@@ -93,6 +93,7 @@ def interdomain_attention(
     if read not in get_args(Read):
         raise ValueError(f"read must be one of {get_args(Read)}; got {read!r}.")
     dynamics, state = _prepare(k, dynamics, k.shape[3] + v.shape[3], initial_state)
+    _check_segment_ids(segment_ids, k)
     implementation = _choose(implementation, k.shape[1], segment_ids)
     _check_chunk_size(chunk_size)
 
@@ -144,6 +145,7 @@ def linear_contraction(
         raise ValueError(f"z must be [B, T, H, C]; got shape {z.shape}.")
     _require_channels("z", z)
     dynamics, state = _prepare(z, dynamics, z.shape[3], initial_state)
+    _check_segment_ids(segment_ids, z)
     implementation = _choose(implementation, z.shape[1], segment_ids)
     _check_chunk_size(chunk_size)
 
@@ -199,6 +201,7 @@ def state_at(
     if jnp.shape(position) not in ((), (batch,)):
         raise ValueError(f"position must be one number or one for each of {batch} rows; got {jnp.shape(position)}.")
     dynamics, state = _prepare(z, dynamics, z.shape[3], initial_state)
+    _check_segment_ids(segment_ids, z)
     _check_chunk_size(chunk_size)
     size = chunk_size or default_chunk_size(*state.shape[3:])
     if not z.size:
@@ -222,13 +225,7 @@ def _packed(
     """`compute(packing, *tokens)`, with zeros in the padding and, if it `reorders`, the padding last while it runs."""
     if segment_ids is None:
         return compute(None, *tokens)
-    batch, length = tokens[0].shape[:2]
-    if segment_ids.shape != (batch, length) or not jnp.issubdtype(segment_ids.dtype, jnp.integer):
-        raise ValueError(
-            f"segment_ids must be whole numbers [B, T] = {(batch, length)}; "
-            f"got shape {segment_ids.shape} of {segment_ids.dtype}."
-        )
-    order = padding_last(segment_ids) if reorders and length > 1 else None
+    order = padding_last(segment_ids) if reorders and segment_ids.shape[1] > 1 else None
     if order is not None:
         tokens, segment_ids = jax.tree.map(partial(reorder, order=order), (tokens, segment_ids))
     packing = find_documents(segment_ids)
@@ -237,6 +234,16 @@ def _packed(
     out, state = compute(packing, *(keep(x) for x in tokens))
     out = keep(out)
     return out if order is None else restore(out, order), state
+
+
+def _check_segment_ids(segment_ids: SegmentIds | None, inputs: Array) -> None:
+    shape = inputs.shape[:2]
+    if segment_ids is None:
+        return
+    if segment_ids.shape != shape or not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+        raise ValueError(
+            f"segment_ids must be whole numbers [B, T] = {shape}; got shape {segment_ids.shape} of {segment_ids.dtype}."
+        )
 
 
 def _require_channels(name: str, array: Array) -> None:

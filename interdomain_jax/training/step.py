@@ -115,7 +115,7 @@ def make_train_step(
 
     copied = sharding.replicated(mesh)
     return jax.jit(
-        train_step,
+        sharding.on_mesh(train_step, mesh),
         in_shardings=(copied, sharding.batch_sharded(mesh)),
         out_shardings=copied,
         donate_argnums=0,

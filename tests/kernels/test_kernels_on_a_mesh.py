@@ -37,11 +37,27 @@ assert_close(together, alone, 1e-5)
 assert "shard_map" in program and "f32[1,21,4,4]" not in program and "f32[1,21,8]" in program, program
 """
 
+# What training and evaluation jit: on eight devices no row goes to another.
+SCORING = """
+import sys
+import jax, jax.numpy as jnp
+from interdomain_jax import Decoder, sharding
+from interdomain_jax.scoring import make_score_function
 
-@pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
-def test_rows_and_heads_lie_on_devices(implementation):
+model = Decoder(vocab_size=7, d_model=8, num_layers=1, num_heads=2, head_dim=4, state_dim=4, implementation=sys.argv[1])
+parameters = model.clone(implementation="xla").init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+batch = dict(inputs=jnp.ones((8, 20), jnp.int32), targets=jnp.ones((8, 20), jnp.int32), loss_mask=jnp.ones((8, 20)))
+program = make_score_function(model, sharding.data_mesh()).lower(parameters, batch).compile().as_text()
+assert "all-reduce" in program and "all-gather" not in program, program
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "implementation"), [(PROGRAM, "pallas_tpu"), (PROGRAM, "pallas_gpu"), (SCORING, "pallas_tpu")]
+)
+def test_rows_and_heads_lie_on_devices(program, implementation):
     finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM, implementation],
+        [sys.executable, "-c", program, implementation],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)},
         capture_output=True,

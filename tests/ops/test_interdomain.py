@@ -185,6 +185,10 @@ def test_one_token_is_decoded_by_the_sequential_form():
             dict(segment_ids=jnp.ones(4, jnp.int32)),
             "segment_ids must be whole numbers [B, T] = (1, 4); got shape (4,) of int32",
         ),
+        (
+            dict(q=(1, 0, 2, 8), k=(1, 0, 2, 8), v=(1, 0, 2, 8), segment_ids=np.ones((1, 4), np.int32)),
+            "segment_ids must be whole numbers [B, T] = (1, 0); got shape (1, 4) of int32",
+        ),
     ],
 )
 def test_bad_arguments_get_one_sentence(change, message):
