@@ -158,6 +158,9 @@ SHAPES = (
     KernelProblem(batch=16, length=1, heads=32, kv_heads=32, width=64),
 )
 _LAYER = (4, 4096)
+_DEVICES = flags.DEFINE_list(
+    "devices", list(DEVICES), "The devices to compile for; those without a compiler are left out."
+)
 _OUTPUT = flags.DEFINE_string("output", "docs/kernel_report.md", "The file to write.")
 
 
@@ -241,7 +244,7 @@ One layer of the 1.3B model, forward and backward, {_LAYER[0]} x {_LAYER[1]:,} t
 
 
 def main(_: list[str]) -> None:
-    devices = [device for device in DEVICES if not missing_compiler(device)]
+    devices = [device for device in _DEVICES.value if not missing_compiler(device)]
     if not devices:
         raise app.UsageError(
             "no compiler for an accelerator is installed; `pip install -e '.[compilers]'` brings them."
