@@ -37,7 +37,7 @@ from rich.progress import track
 
 from benchmarks import peers, tables
 from benchmarks.bare_matmuls import bare_problem, count_flops, extract
-from benchmarks.problems import chunked_problem, random_inputs
+from benchmarks.problems import chunked_problem, forward_flops, random_inputs
 from benchmarks.tables import Comparison, Result
 from benchmarks.timing import Case, Problem, compile_case, fastest, gradient_problem, measure, peak_cases
 from interdomain_jax.ops import Dynamics, interdomain_attention
@@ -102,13 +102,6 @@ def plain_problems(inputs: tuple[Any, ...]) -> dict[str, Problem]:
     return problems
 
 
-def forward_flops(length: int, chunk_size: int) -> int:
-    """Additions and multiplications in the chunked form's products, forward: 2K(R+D+4M) + 8M^2 + 8M(R+D) a token."""
-    channels, modes = 2 * _HEAD_DIM.value, _STATE_DIM.value
-    token = 2 * chunk_size * (channels + 4 * modes) + 8 * modes**2 + 8 * modes * channels
-    return length * _HEADS.value * token
-
-
 def compare(length: int, peaks: Mapping[int, Case]) -> list[Comparison]:
     """All cases at one sequence length, in every pass."""
     rng = np.random.default_rng(0)
@@ -148,7 +141,8 @@ def compare_pass(
     peak = max(2 * size**3 / measured[str(size)].seconds for size in peaks)
     flops = {"bare": count_flops(loops), "chunked": count_flops(loops)}
     if direction == "forward":
-        flops |= {name: forward_flops(length, int(chunks[name])) for name in ("chunked", "best chunk")}
+        shape = length, _HEADS.value, _HEAD_DIM.value, _STATE_DIM.value
+        flops |= {name: forward_flops(*shape, int(chunks[name])) for name in ("chunked", "best chunk")}
     results = {name: Result(measured[name], chunks.get(name, ""), flops.get(name)) for name in cases}
     return Comparison(length, direction, peak, results)
 

@@ -31,3 +31,10 @@ def random_inputs(
 def chunked_problem(inputs: tuple[Any, ...], chunk_size: int | None) -> Problem:
     """The op's chunked form, at its default chunk size if None."""
     return Problem(lambda *inputs: interdomain_attention(*inputs, chunk_size=chunk_size, implementation="xla"), inputs)
+
+
+def forward_flops(tokens: int, heads: int, head_dim: int, state_dim: int, chunk_size: int) -> int:
+    """Additions and multiplications in the chunked form's products, forward: 2K(R+D+4M) + 8M^2 + 8M(R+D) a token."""
+    channels = 2 * head_dim
+    token = 2 * chunk_size * (channels + 4 * state_dim) + 8 * state_dim**2 + 8 * state_dim * channels
+    return tokens * heads * token

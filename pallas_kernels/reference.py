@@ -4,8 +4,6 @@ Every table is gathered by lag, so that nothing here depends on how a kernel tur
 gets its own gradient.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -74,15 +72,6 @@ def attend(q: Array, k: Array, v: Array, state: Array, tables: Tables, rows: Row
     out = jnp.moveaxis(out, 0, 1).reshape(batch, chunks * size, heads, -1)[:, :length]
     real = (jnp.arange(length) < rows.lengths[:, None])[:, :, None, None]
     return jnp.where(real, out, 0).astype(v.dtype), flat.reshape(state.shape)
-
-
-def step_gradients(
-    saved: tuple[Array, Array, Array, Array, Tables, Rows], cotangents: tuple[Array, Array]
-) -> tuple[Array, Array, Array, Array, Tables, None]:
-    """The backward pass of a step, for the kernels of every device: one token has too little to do for a kernel."""
-    q, k, v, state, tables, rows = saved
-    pull = jax.vjp(partial(attend, rows=rows), q, k, v, state, tables)[1]
-    return *pull(cotangents), None
 
 
 def _turn(x: Array, decay: Array) -> Array:

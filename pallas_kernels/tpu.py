@@ -23,8 +23,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import reference
 from pallas_kernels.block_sizes import BlockSizes, device_kind, interpreted
+from pallas_kernels.gradients import attention, single_step
 from pallas_kernels.tables import Rows, Tables, forward_flops, joined
 
 _LANES = 128
@@ -107,38 +107,7 @@ def _shape(q: Array, k: Array, v: Array, tables: Tables, sizes: BlockSizes) -> _
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
-def attend(
-    q: Array, k: Array, v: Array, state: Array, tables: Tables, rows: Rows, sizes: BlockSizes
-) -> tuple[Array, Array]:
-    """`reference.attend` in one kernel; arguments as there, and how to cut the work.
-
-    The output is not defined at padding. Gradients with respect to q, k, v, the state and every table.
-    """
-    out, last = _forward(q, k, v, state, tables, rows, sizes, keep=False)
-    return out, last
-
-
-Saved = tuple[Array, Array, Array, Array, Tables, Rows]
-
-
-def _attend_forward(
-    q: Array, k: Array, v: Array, state: Array, tables: Tables, rows: Rows, sizes: BlockSizes
-) -> tuple[tuple[Array, Array], Saved]:
-    out, last, states = _forward(q, k, v, state, tables, rows, sizes, keep=True)
-    return (out, last), (q, k, v, states, tables, rows)
-
-
-def _attend_backward(
-    sizes: BlockSizes, saved: Saved, cotangents: tuple[Array, Array]
-) -> tuple[Array, Array, Array, Array, Tables, None]:
-    return *_backward(*saved, *cotangents, sizes), None
-
-
-attend.defvjp(_attend_forward, _attend_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
+@single_step
 def step(
     q: Array, k: Array, v: Array, state: Array, tables: Tables, rows: Rows, sizes: BlockSizes
 ) -> tuple[Array, Array]:
@@ -221,15 +190,6 @@ def step(
         input_output_aliases={6: 1},
     )
     return out.reshape(batch, 1, heads, shape.value_dim), last.reshape(state.shape)
-
-
-def _step_forward(
-    q: Array, k: Array, v: Array, state: Array, tables: Tables, rows: Rows, sizes: BlockSizes
-) -> tuple[tuple[Array, Array], Saved]:
-    return step(q, k, v, state, tables, rows, sizes), (q, k, v, state, tables, rows)
-
-
-step.defvjp(_step_forward, lambda _, saved, cotangents: reference.step_gradients(saved, cotangents))
 
 
 def _forward(
@@ -372,7 +332,7 @@ def _backward(
             def _() -> None:
                 masks = _Masks.of(place, document_ref, shape, dtype)
                 loaded = [_load(ref, place, dtype) for ref in (q_ref, k_ref, v_ref)]
-                (loaded_bar,) = (_load(out_bar_ref, place, dtype),)
+                loaded_bar = _load(out_bar_ref, place, dtype)
                 q_bars, k_bars, v_bars = [], [], []
                 for head in range(shape.heads):
                     queries, keys, values = _of_head(loaded, head, shape)
@@ -434,6 +394,9 @@ def _backward(
     )
     bars = (q_bar.reshape(q.shape), k_bar.reshape(k.shape), v_bar.reshape(v.shape), first_bar.reshape(last_bar.shape))
     return *bars, Tables(*table_bars)
+
+
+attend = attention(_forward, _backward)
 
 
 class _Place(NamedTuple):
