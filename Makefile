@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench kernel-report clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench kernel-report scaling clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -45,6 +45,10 @@ bench: $(VENV)/bench
 # Needs the same environment as test-compiled.
 kernel-report: $(VENV)/dev $(VENV)/compilers
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.kernel_report
+
+# In the same environment too; minutes for each row.
+scaling: $(VENV)/dev $(VENV)/compilers
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.scaling
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,26 +2,33 @@
 
     python eval.py --workdir=runs/tiny
 
-Prints a table, and writes `eval.json` and `eval.png` beside the checkpoint.
+Prints a table, and writes `eval.json` and `eval.png` beside the checkpoint. The devices may be laid out in any mesh,
+such as `--mesh.fsdp=8 --mesh.data=1`, whatever the run had.
 """
 
 from pathlib import Path
 
+import jax
 from absl import app, flags
+from ml_collections import config_flags
 
-from interdomain_jax import cli
+from interdomain_jax import cli, sharding
 from interdomain_jax.evaluation import perplexity, report
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run to evaluate.", required=True)
 _MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", None, "Tokens to score, from the start of the split; all of it if not given."
 )
+_MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
 
 
 def main(_: list[str]) -> None:
     with cli.exit_on_bad_input():
-        trained = perplexity.prepare(Path(_WORKDIR.value), max_tokens=_MAX_TOKENS.value)
-    report.write(Path(_WORKDIR.value), perplexity.evaluate(trained))
+        cli.join_processes()
+        trained = perplexity.prepare(Path(_WORKDIR.value), _MESH.value, max_tokens=_MAX_TOKENS.value)
+    evaluation = perplexity.evaluate(trained)
+    if jax.process_index() == 0:
+        report.write(Path(_WORKDIR.value), evaluation)
 
 
 if __name__ == "__main__":

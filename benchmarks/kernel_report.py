@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from absl import app, flags
-from jax.experimental.pallas import tpu as pltpu
 from rich.console import Console
 from rich.progress import track
 
@@ -22,32 +21,11 @@ from benchmarks.compilers import DEVICES, compile_for, missing_compiler, trace_f
 from benchmarks.kernel_costs import KernelCosts, kernel_costs
 from interdomain_jax import Decoder
 from interdomain_jax.array_types import Complex
+from interdomain_jax.hardware import CHIPS
 from interdomain_jax.ops import Dynamics
 from interdomain_jax.ops.interdomain import Implementation, interdomain_attention
 
 Direction = Literal["forward", "backward"]
-
-
-class Peaks(NamedTuple):
-    """What a device's maker says it can do."""
-
-    flops: float
-    bytes: float
-
-
-def _tpu_peaks(chip: pltpu.ChipVersion, cores: int) -> Peaks:
-    info = pltpu.get_tpu_info_for_chip(chip, 1)
-    return Peaks(cores * info.bf16_ops_per_second, cores * info.mem_bw_bytes_per_second)
-
-
-# Of a chip, bfloat16.
-PEAKS = {
-    "v4": _tpu_peaks(pltpu.ChipVersion.TPU_V4, 2),
-    "v5e": _tpu_peaks(pltpu.ChipVersion.TPU_V5E, 1),
-    "v5p": _tpu_peaks(pltpu.ChipVersion.TPU_V5P, 2),
-    "v6e": _tpu_peaks(pltpu.ChipVersion.TPU_V6E, 1),
-    "H100": Peaks(989e12, 3.35e12),
-}
 
 
 class KernelProblem(NamedTuple):
@@ -183,7 +161,7 @@ def _kernel(device: str) -> Implementation:
 
 def report(device: str) -> list[str]:
     """The rows of one device."""
-    implementation, peaks, rows = _kernel(device), PEAKS[device], []
+    implementation, chip, rows = _kernel(device), CHIPS[device], []
     for problem in SHAPES:
         directions: tuple[Direction, ...] = ("forward",) if problem.length == 1 else ("forward", "backward")
         for direction in directions:
@@ -194,8 +172,8 @@ def report(device: str) -> list[str]:
             # Of XLA's loops the analysis counts one turn: the figure is a lower bound.
             xla_bytes = bytes_accessed(xla)
             temporary = [temporary_bytes(program) for program in (ours, xla)]
-            seconds = max(total.passes / peaks.flops, total.bytes / peaks.bytes)
-            bound = "arithmetic" if total.passes / peaks.flops > total.bytes / peaks.bytes else "memory"
+            arithmetic, memory = total.passes / chip.flops, total.bytes / chip.memory_bandwidth
+            bound = "arithmetic" if arithmetic > memory else "memory"
             name = "step" if problem.length == 1 else {"forward": "forward", "backward": "fwd + bwd"}[direction]
             cells = (
                 device,
@@ -208,7 +186,7 @@ def report(device: str) -> list[str]:
                 f"{total.flops / total.bytes:,.0f}",
                 f"{temporary[0] / 1e6:,.1f}",
                 f"{temporary[1] / 1e6:,.1f}",
-                f"{seconds * 1e6:,.0f}",
+                f"{max(arithmetic, memory) * 1e6:,.0f}",
                 bound,
             )
             rows.append("| " + " | ".join("" if cell == "nan" else cell for cell in cells) + " |")

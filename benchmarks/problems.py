@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.timing import Problem
 from interdomain_jax.array_types import Complex
 from interdomain_jax.ops import Dynamics, discretize, interdomain_attention, s4d_inv
+from pallas_kernels.tables import token_flops
 
 
 def random_inputs(
@@ -34,7 +35,12 @@ def chunked_problem(inputs: tuple[Any, ...], chunk_size: int | None) -> Problem:
 
 
 def forward_flops(tokens: int, heads: int, head_dim: int, state_dim: int, chunk_size: int) -> int:
-    """Additions and multiplications in the chunked form's products, forward: 2K(R+D+4M) + 8M^2 + 8M(R+D) a token."""
-    channels = 2 * head_dim
-    token = 2 * chunk_size * (channels + 4 * state_dim) + 8 * state_dim**2 + 8 * state_dim * channels
-    return tokens * heads * token
+    """Additions and multiplications in the chunked form's products, forward, each head with a state of its own."""
+    return tokens * token_flops(
+        heads=heads,
+        kv_heads=heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        state_dim=state_dim,
+        chunk_size=chunk_size,
+    )

@@ -3,6 +3,8 @@
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from interdomain_jax.sharding import mesh_config
+
 
 def base_config(mixers: str) -> ConfigDict:
     """Returns the fields that all experiments share; each experiment fills in the rest.
@@ -44,8 +46,9 @@ def base_config(mixers: str) -> ConfigDict:
     config.model.output_gate = False
     # Compiles one layer and loops over it.
     config.model.scan_layers = True
-    # Recomputes each layer in the backward pass instead of keeping its activations.
-    config.model.remat = True
+    # What a layer keeps for its backward pass, which computes the rest once more: "none" recomputes nothing; "dots"
+    # keeps the products with weight matrices; "mixer_inputs" the queries, keys and values; "full" the input alone.
+    config.model.remat = "full"
     # Standard deviation of the matrices' first entries; those that write into the residual stream divide it by
     # sqrt(2 num_layers).
     config.model.init_std = 0.02
@@ -92,11 +95,20 @@ def base_config(mixers: str) -> ConfigDict:
     # Added to the root of Adam's second moment; not in the paper, the customary value.
     config.optimizer.eps = 1e-8
 
+    # What Adam's moments are kept in; "bfloat16" halves them.
+    config.optimizer.moment_dtype = "float32"
+
+    # How the devices are laid out, see `interdomain_jax/sharding.py`; -1 in one place for as many as are left.
+    config.mesh = mesh_config()
+
     # Optimizer updates in the whole run; the schedule ends here.
     config.num_steps = 0
     # Micro-batches in an update: more of them need less memory and give the same result. Must
-    # divide data.batch_size, the quotient a multiple of the number of devices.
+    # divide data.batch_size, the quotient a multiple of mesh.data x mesh.fsdp.
     config.accumulation_steps = 1
+    # Chunks of the vocabulary that the loss works through: more of them need less memory and give the same result. 8
+    # make 4,000 columns of logits at a time, computed once more in the backward pass.
+    config.vocab_chunks = 8
     # Seeds the parameters and the order of the documents.
     config.seed = 42
     # Validates every so many updates, and at the end...
@@ -146,7 +158,7 @@ def published_config(
     # The paper warms up over 375 M tokens: 715 updates.
     config.optimizer.warmup_steps = round(375e6 / tokens_per_step)
     config.optimizer.peak_learning_rate = peak_learning_rate
-    # 16 sequences at a time: their logits, the largest array, take 16 x 4,096 x 32,000 x 4 bytes =
-    # 8.4 GB over all devices. Not the paper's, which does not say; results do not depend on it.
+    # 16 sequences at a time: a chunk of their logits takes 16 x 4,096 x 4,000 x 4 bytes = 1.0 GB over all devices. Not
+    # the paper's, which does not say; results do not depend on it.
     config.accumulation_steps = 8
     return config

@@ -8,8 +8,36 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import jax
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
+
+_DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "Joins the processes of a TPU pod, a Slurm job or the coordinator below into one run."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator_address", None, "host:port of process 0, where the cluster does not tell; with the next two flags."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this process, from 0.")
+
+
+def join_processes() -> None:
+    """Joins the processes of the run, as the flags say; call it before anything asks JAX for devices.
+
+    Raises:
+        ValueError: flags that do not go together.
+    """
+    address, count, number = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+    if address is None and count is None and number is None:
+        if _DISTRIBUTED.value:
+            jax.distributed.initialize()
+        return
+    if address is None or count is None or number is None:
+        raise ValueError("--coordinator_address, --num_processes and --process_id go together; give all three or none")
+    if not 0 <= number < count:
+        raise ValueError(f"--process_id is {number}; it must be at least 0 and below --num_processes, {count}")
+    jax.distributed.initialize(address, count, number)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

@@ -6,17 +6,20 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from jax import Array
 from jax.sharding import Mesh
 
 from interdomain_jax import sharding
 
 
 class LanguageModel(Protocol):
-    """What scoring needs of a model: `modules.Decoder`, or any stand-in of the same shape."""
+    """What scoring needs of a model: `modules.Decoder`, or any stand-in of the same shape.
 
-    def apply(self, variables: Any, tokens: jax.Array) -> Any:
-        """Maps int tokens [B, T] to (logits [B, T, V], cache)."""
+    `variables["params"]["unembed"]["kernel"]` [d_model, V] maps its hidden states to logits.
+    """
+
+    def apply(self, variables: Any, tokens: Array, *, unembed: bool) -> Any:
+        """Maps int tokens [B, T], with `unembed=False`, to (hidden states [B, T, d_model], cache)."""
 
 
 class Score(NamedTuple):
@@ -36,45 +39,107 @@ class Score(NamedTuple):
         return self.nats / self.tokens
 
 
-ScoreFunction = Callable[[Any, Mapping[str, jax.Array]], Score]
+class LogitSummary(NamedTuple):
+    """What the negative log-likelihood needs of a token's logits, of those seen so far; each [B, T].
+
+    Attributes:
+        maximum: the largest.
+        total: the sum of exp(logit - maximum).
+        target: the target's logit, 0 where it has not been seen.
+    """
+
+    maximum: Array
+    total: Array
+    target: Array
 
 
-def next_token_score(logits: jax.Array, targets: jax.Array, loss_mask: jax.Array) -> Score:
+ScoreFunction = Callable[[Any, Mapping[str, Array]], Score]
+
+
+def next_token_score(hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int) -> Score:
     """Sums the negative log-likelihood of `targets` over the tokens where `loss_mask` is 1.
 
-    The loader has shifted the targets: `logits[b, t]` predicts `targets[b, t]`.
+    The loader has shifted the targets: the logits `hidden[b, t] @ kernel` predict `targets[b, t]`. They are products of
+    operands in the dtype of `hidden`, summed in float32, and so is everything after them.
+
+    Chunk c of C holds the ids c, c + C, c + 2 C, ...: where devices share the columns of the kernel, each has its part
+    of every chunk.
 
     Args:
-        logits: [B, T, V], any float dtype; the softmax is taken in float32.
-        targets: int [B, T].
+        hidden: [B, T, d_model], any float dtype.
+        kernel: [d_model, V], any float dtype, which is that of its gradient.
+        targets: int [B, T], below V; where the mask is 0, anything.
         loss_mask: [B, T], 1 for a scored token, 0 for padding.
+        vocab_chunks: number of chunks C in which the vocabulary is worked through. More than one never hold more than
+            B T V / C logits, and compute them once more in the backward pass.
 
     Returns:
-        Float32 scalars.
+        Scalars, float32 at least.
     """
-    nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
+    dtype, wide = hidden.dtype, jnp.promote_types(hidden.dtype, jnp.float32)
     scored = loss_mask > 0
-    return Score(
-        nats=jnp.sum(jnp.where(scored, nats, 0.0)),
-        tokens=jnp.sum(scored, dtype=jnp.float32),
-    )
+    # Wide here, so that the chunks' gradients are added up wide. Padding is zeros before any product, for a NaN in it
+    # would go through the products of the backward pass into the kernel's gradient.
+    hidden = jnp.where(scored[..., None], hidden, 0).astype(wide)
+
+    def summarize(summary: LogitSummary, chunk: tuple[Array, Array]) -> tuple[LogitSummary, None]:
+        ids, columns = chunk
+        logits = jnp.matmul(hidden.astype(dtype), columns.astype(dtype), preferred_element_type=wide)
+        logits = jnp.where(ids < vocab_size, logits, -jnp.inf)
+        maximum = jax.lax.stop_gradient(jnp.maximum(summary.maximum, logits.max(axis=-1)))
+        total = summary.total * jnp.exp(summary.maximum - maximum) + jnp.exp(logits - maximum[..., None]).sum(axis=-1)
+        # Compared rather than indexed: where devices share the columns, each looks through its own.
+        target = summary.target + jnp.where(ids == targets[..., None], logits, 0).sum(axis=-1)
+        return LogitSummary(maximum, total, target), None
+
+    d_model, vocab_size = kernel.shape
+    columns = -(-vocab_size // vocab_chunks)
+    kernel = jnp.pad(kernel, [(0, 0), (0, columns * vocab_chunks - vocab_size)])
+    kernel = jnp.moveaxis(kernel.reshape(d_model, columns, vocab_chunks), -1, 0)
+    ids = jnp.arange(columns * vocab_chunks).reshape(columns, vocab_chunks).T
+    zeros = jnp.zeros(targets.shape, wide)
+    summary = LogitSummary(maximum=jnp.full_like(zeros, -jnp.inf), total=zeros, target=zeros)
+    # With one chunk the compiler leaves neither the loop nor the second computation.
+    summary, _ = jax.lax.scan(jax.checkpoint(summarize, prevent_cse=False), summary, (ids, kernel))
+    # The difference of two logits first: they may be so large that a float32 near them has no room for the logarithm.
+    nats = (summary.maximum - summary.target) + jnp.log(summary.total)
+    return Score(nats=jnp.sum(jnp.where(scored, nats, 0.0)), tokens=jnp.sum(scored, dtype=jnp.float32))
 
 
-def make_score_function(model: LanguageModel, mesh: Mesh) -> ScoreFunction:
-    """Returns the jitted evaluation step `(params, batch on the mesh) -> Score`."""
+def model_score(model: LanguageModel, params: Any, batch: Mapping[str, Array], *, vocab_chunks: int) -> Score:
+    """Scores the targets of a batch.
 
-    def score(params: Any, batch: Mapping[str, jax.Array]) -> Score:
-        logits, _ = model.apply({"params": params}, batch["inputs"])
-        return next_token_score(logits, batch["targets"], batch["loss_mask"])
+    Args:
+        model: maps tokens [B, T] to hidden states.
+        params: its parameters.
+        batch: `inputs`, `targets` int [B, T] and `loss_mask` [B, T].
+        vocab_chunks: as in `next_token_score`.
+    """
+    hidden, _ = model.apply({"params": params}, batch["inputs"], unembed=False)
+    kernel = params["unembed"]["kernel"]
+    return next_token_score(hidden, kernel, batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks)
 
-    copied = sharding.replicated(mesh)
-    return jax.jit(
-        sharding.on_mesh(score, mesh), in_shardings=(copied, sharding.batch_sharded(mesh)), out_shardings=copied
-    )
+
+def make_score_function(model: LanguageModel, mesh: Mesh, *, vocab_chunks: int) -> ScoreFunction:
+    """Returns the jitted evaluation step `(params, batch) -> Score`, both on the mesh."""
+
+    def score(params: Any, batch: Mapping[str, Array]) -> Score:
+        return model_score(model, params, batch, vocab_chunks=vocab_chunks)
+
+    return jax.jit(sharding.on_mesh(score, mesh), out_shardings=sharding.replicated(mesh))
 
 
-def score_batches(score: ScoreFunction, params: Any, batches: Iterable[Mapping[str, np.ndarray]], mesh: Mesh) -> Score:
+def score_batches(
+    score: ScoreFunction, params: Any, batches: Iterable[Mapping[str, np.ndarray]], mesh: Mesh, *, batch_size: int
+) -> Score:
     """Scores every batch; dispatches all of them first, then adds up in float64 on the host.
+
+    Args:
+        score: from `make_score_function`.
+        params: on the mesh.
+        batches: this process's rows of each, see `sharding.process_rows`.
+        mesh: from `sharding.make_mesh`.
+        batch_size: rows of a batch, over all processes.
 
     Returns:
         A Score of Python floats.
@@ -82,7 +147,7 @@ def score_batches(score: ScoreFunction, params: Any, batches: Iterable[Mapping[s
     Raises:
         ValueError: when the batches hold no token to score.
     """
-    scores = [score(params, sharding.place_batch(batch, mesh)) for batch in batches]
+    scores = [score(params, sharding.place_batch(batch, mesh, batch_size)) for batch in batches]
     nats = sum(float(each.nats) for each in scores)
     tokens = sum(float(each.tokens) for each in scores)
     if tokens == 0:

@@ -9,19 +9,27 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from interdomain_jax import sharding, strict_json
+from interdomain_jax import strict_json
 
 # The parameters are an item of their own, so that a reader of the model never touches the moments.
 PARAMS_ITEM = "params"
 
-# What may change when a run goes on: where the corpora lie, and how often it reports and saves. Everything
-# else must match, so that a resumed run equals an uninterrupted one bit for bit.
-FREE_ON_RESUME = ("data.directory", "log_every", "checkpoint_every", "checkpoints_to_keep")
+# What may change when a run goes on: where the corpora lie, how often it reports and saves, and the mesh, which rounds
+# sums differently and changes nothing else. Everything else must match, so that a resumed run equals an uninterrupted
+# one, bit for bit on the same mesh.
+FREE_ON_RESUME = (
+    "data.directory",
+    "log_every",
+    "checkpoint_every",
+    "checkpoints_to_keep",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "mesh.seq",
+)
 
 
 def save_config(workdir: Path, config: ConfigDict) -> None:
@@ -110,27 +118,17 @@ def latest_step(workdir: Path) -> int:
     raise FileNotFoundError(f"{workdir} holds no checkpoint: nothing is saved in {directory}")
 
 
-def restore_params(workdir: Path, step: int, abstract_params: Any, mesh: Mesh) -> Any:
-    """Restores the parameters alone, a copy on every device of `mesh`.
+def restore_params(workdir: Path, step: int, abstract_params: Any) -> Any:
+    """Restores the parameters alone.
 
     Args:
         workdir: the run's directory.
         step: a saved step, from `latest_step`.
-        abstract_params: the pytree of `jax.ShapeDtypeStruct` to expect.
-        mesh: the devices to put them on.
+        abstract_params: the pytree of `jax.ShapeDtypeStruct` to expect, with their places.
     """
-    target = on_every_device(abstract_params, mesh)
-    args = ocp.args.Composite(**{PARAMS_ITEM: ocp.args.StandardRestore(target)})
+    args = ocp.args.Composite(**{PARAMS_ITEM: ocp.args.StandardRestore(abstract_params)})
     with open_checkpoints(workdir) as checkpoints:
         return checkpoints.restore(step, args=args)[PARAMS_ITEM]
-
-
-def on_every_device(abstract: Any, mesh: Mesh) -> Any:
-    """Attaches the replicated placement to each `jax.ShapeDtypeStruct` of a pytree."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding.replicated(mesh)),
-        abstract,
-    )
 
 
 def _with_tuples(value: Any) -> Any:

@@ -51,6 +51,17 @@ def joined(x: Array) -> Array:
     return x.reshape(*x.shape[:2], -1)
 
 
+def token_flops(*, heads: int, kv_heads: int, key_dim: int, value_dim: int, state_dim: int, chunk_size: int) -> int:
+    """Of the chunked form's matrix products, forward, for one token and all its heads.
+
+    2K(R+D+4M) + 8M^2 + 4M(R+D) for each of the heads of queries, inside the chunk and on reading the state, and
+    4M(R+D) for each of the key/value heads, whose state they write.
+    """
+    channels = key_dim + value_dim
+    query = 2 * chunk_size * (channels + 4 * state_dim) + 8 * state_dim**2 + 4 * state_dim * channels
+    return heads * query + kv_heads * 4 * state_dim * channels
+
+
 def forward_flops(q: Array, v: Array, tables: Tables) -> int:
     """Of the matrix products of the forward pass, without those that turn positions into lags.
 
@@ -61,6 +72,12 @@ def forward_flops(q: Array, v: Array, tables: Tables) -> int:
     """
     batch, length, heads, key_dim = q.shape
     kv_heads, value_dim = v.shape[2:]
-    channels, modes = key_dim + value_dim, tables.state_dim
-    query = 2 * tables.chunk_size * (channels + 4 * modes) + 8 * modes**2 + 4 * modes * channels
-    return batch * length * (heads * query + kv_heads * 4 * modes * channels)
+    token = token_flops(
+        heads=heads,
+        kv_heads=kv_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        state_dim=tables.state_dim,
+        chunk_size=tables.chunk_size,
+    )
+    return batch * length * token

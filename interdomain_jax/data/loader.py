@@ -7,7 +7,7 @@ int32 [B, T] (the inputs, one token on) and `loss_mask` float32 [B, T] (1 where 
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import grain
@@ -76,16 +76,16 @@ def train_iterator(
     batch_size: int,
     seed: int,
     shuffle_buffer: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: Sequence[int] | None = None,
 ) -> grain.DatasetIterator[Batch]:
     """Endless training batches.
 
-    Each epoch visits the documents in a fresh order, a function of `seed` and the epoch alone.
-    Process p takes documents p, p + P, p + 2P, ... of that endless order, so within an epoch every
-    document goes to exactly one process. Each process packs its own documents (see `packing`) and
-    shuffles the windows within consecutive buffers, for the windows of one long document would
-    otherwise fill whole batches; row b of its k-th batch is window `k B + b` of that order.
+    Each epoch visits the documents in a fresh order, a function of `seed` and the epoch alone. Their
+    windows (see `packing`) are shuffled within consecutive buffers, for those of one long document
+    would otherwise fill whole batches. Row b of global batch k is window `k B + b` of that order,
+    however many processes there are: each walks the whole of it and keeps its own rows. The price is
+    that every process reads and tokenises every document; what is prepared ahead, as tokens, makes
+    that cheap.
 
     `get_state()` is a small JSON-serialisable dict describing exactly the batches returned so far;
     `set_state` on a fresh iterator with the same arguments continues bitwise. It fits grain's orbax
@@ -95,16 +95,15 @@ def train_iterator(
         source: the documents.
         tokenizer: turns their text into ids.
         sequence_length: T, tokens per row.
-        batch_size: B, rows per batch of this process.
+        batch_size: B, rows of a global batch.
         seed: order of the documents and of the windows, 0 to 2^32 - 1.
         shuffle_buffer: windows in a buffer; 1 keeps the order of the documents.
-        process_index: which share of the documents to read.
-        process_count: number of shares.
+        rows: the rows of each global batch to return, in rising order; None for all.
 
     Raises:
         ValueError: the source is empty, or an argument is out of its range.
     """
-    _check_arguments(source, sequence_length, batch_size, process_index, process_count)
+    _check_arguments(source, sequence_length, batch_size, rows)
     if shuffle_buffer < 1:
         raise ValueError(f"shuffle_buffer must be at least 1, got {shuffle_buffer}")
     if not 0 <= seed < 2**32:
@@ -113,13 +112,12 @@ def train_iterator(
         grain.MapDataset.source(source)
         .shuffle(seed=seed)
         .repeat()
-        .slice(slice(process_index, None, process_count))
         .map(functools.partial(_tokenise, tokenizer=tokenizer))
         .to_iter_dataset(READ_AHEAD)
     )
     windows = PackedWindows(documents, sequence_length=sequence_length, eos_id=tokenizer.eos_id)
     shuffled = grain.experimental.WindowShuffleIterDataset(windows, window_size=shuffle_buffer, seed=seed)
-    return iter(shuffled.batch(batch_size, drop_remainder=True))
+    return iter(shuffled.batch(batch_size, drop_remainder=True, batch_fn=functools.partial(_stack, rows=rows)))
 
 
 def evaluation_batches(
@@ -129,30 +127,27 @@ def evaluation_batches(
     sequence_length: int,
     batch_size: int,
     max_tokens: int | None = None,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """One pass over a split in its stored order, every token a target exactly once.
 
     The token stream does not depend on `sequence_length`, so evaluations at several context lengths
-    score the same tokens. Windows are dealt out so that each global batch of P B consecutive
-    windows gives B to every process: all processes return the same number of batches, the last
-    ones filled up with rows of mask 0.
+    score the same tokens. Row b of global batch k is window `k B + b`, whatever rows a process asks
+    for: all processes return the same number of batches, the last one filled up with rows of mask 0.
 
     Args:
         source: the documents.
         tokenizer: turns their text into ids.
         sequence_length: T, tokens per row.
-        batch_size: B, rows per batch of this process.
-        max_tokens: score only this many tokens from the start of the split (all processes
-            together); None for all.
-        process_index: which rows of each global batch to return.
-        process_count: P, number of processes.
+        batch_size: B, rows of a global batch.
+        max_tokens: score only this many tokens from the start of the split (all rows together);
+            None for all.
+        rows: the rows of each global batch to return, in rising order; None for all.
 
     Raises:
         ValueError: the source is empty, or an argument is out of its range.
     """
-    _check_arguments(source, sequence_length, batch_size, process_index, process_count)
+    _check_arguments(source, sequence_length, batch_size, rows)
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, or None for all, got {max_tokens}")
     documents = (
@@ -166,8 +161,7 @@ def evaluation_batches(
         "targets": np.full(sequence_length, tokenizer.eos_id, np.int32),
         "loss_mask": np.zeros(sequence_length, np.float32),
     }
-    rows = slice(process_index * batch_size, (process_index + 1) * batch_size)
-    return _padded_batches(_first_tokens(windows, max_tokens), padding, rows, batch_size * process_count)
+    return _padded_batches(_first_tokens(windows, max_tokens), padding, batch_size, rows)
 
 
 def corpus_counts(source: DocumentSource, tokenizer: Tokenizer) -> CorpusCounts:
@@ -204,10 +198,18 @@ def _first_tokens(windows: Iterable[Window], max_tokens: int | None) -> Iterator
             return
 
 
-def _padded_batches(windows: Iterator[Window], padding: Window, rows: slice, global_batch_size: int) -> Iterator[Batch]:
-    while group := list(itertools.islice(windows, global_batch_size)):
-        group += [padding] * (global_batch_size - len(group))
-        yield {key: np.stack([window[key] for window in group[rows]]) for key in padding}
+def _padded_batches(
+    windows: Iterator[Window], padding: Window, batch_size: int, rows: Sequence[int] | None
+) -> Iterator[Batch]:
+    while group := list(itertools.islice(windows, batch_size)):
+        group += [padding] * (batch_size - len(group))
+        yield _stack(group, rows=rows)
+
+
+def _stack(windows: Sequence[Window], *, rows: Sequence[int] | None) -> Batch:
+    """These rows of a global batch."""
+    kept = windows if rows is None else [windows[row] for row in rows]
+    return {key: np.stack([window[key] for window in kept]) for key in kept[0]}
 
 
 def _check_not_empty(source: DocumentSource) -> None:
@@ -215,19 +217,11 @@ def _check_not_empty(source: DocumentSource) -> None:
         raise ValueError("source holds no documents: give a corpus with at least one")
 
 
-def _check_arguments(
-    source: DocumentSource,
-    sequence_length: int,
-    batch_size: int,
-    process_index: int,
-    process_count: int,
-) -> None:
+def _check_arguments(source: DocumentSource, sequence_length: int, batch_size: int, rows: Sequence[int] | None) -> None:
     if sequence_length < 1:
         raise ValueError(f"sequence_length must be at least 1, got {sequence_length}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if not 0 <= process_index < process_count:
-        raise ValueError(
-            f"process_index must lie between 0 and process_count - 1, got {process_index} of {process_count}"
-        )
+    if rows is not None and (not rows or sorted({*rows} & {*range(batch_size)}) != list(rows)):
+        raise ValueError(f"rows must be some of a batch of {batch_size}, in rising order, got {rows}")
     _check_not_empty(source)

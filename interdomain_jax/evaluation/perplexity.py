@@ -1,7 +1,7 @@
 """Perplexity of a trained checkpoint on the validation split, by context length."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from interdomain_jax.data.loader import (
 )
 from interdomain_jax.data.tokenizers import Tokenizer
 from interdomain_jax.experiment import build_experiment, require_positive
+from interdomain_jax.modules.mixers import require_whole_rows
 from interdomain_jax.scoring import LanguageModel, make_score_function, score_batches
 
 CONTEXT_MULTIPLES = (1, 2, 4)
@@ -94,26 +95,34 @@ class Evaluation(NamedTuple):
     results: tuple[ContextResult, ...]
 
 
-def prepare(workdir: Path, *, max_tokens: int | None = None) -> Trained:
+def prepare(workdir: Path, mesh_sizes: Mapping[str, int], *, max_tokens: int | None = None) -> Trained:
     """Checks that `workdir` holds a checkpoint and builds the model and data it was trained with.
+
+    Args:
+        workdir: of the run.
+        mesh_sizes: as `sharding.make_mesh` takes them; the run may have had others.
+        max_tokens: tokens to score from the start of the split, None for all.
 
     Raises:
         FileNotFoundError: there is no run or no checkpoint, or its tokenizer's file is gone.
-        ValueError: `max_tokens` or a saved field is out of range.
+        ValueError: `max_tokens`, a saved field or the mesh is out of range.
     """
     if max_tokens is not None:
         require_positive("max_tokens", max_tokens)
     config = workdirs.load_config(workdir)
     step = workdirs.latest_step(workdir)
     model, tokenizer = build_experiment(config)
+    mesh = sharding.make_mesh(mesh_sizes)
+    if "softmax" in config.model.mixers:
+        sharding.on_mesh(require_whole_rows, mesh)()
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))
     return Trained(
         config=config,
         step=step,
         workdir=workdir,
-        mesh=sharding.data_mesh(),
+        mesh=mesh,
         model=model,
-        abstract_params=variables["params"],
+        abstract_params=sharding.placed(variables["params"], mesh),
         tokenizer=tokenizer,
         source=open_corpus(config.data.corpus, SPLIT, config.data.directory),
         max_tokens=max_tokens,
@@ -123,7 +132,7 @@ def prepare(workdir: Path, *, max_tokens: int | None = None) -> Trained:
 def evaluate(trained: Trained) -> Evaluation:
     """Restores the parameters and scores the split at each of `CONTEXT_MULTIPLES`."""
     config = trained.config
-    params = workdirs.restore_params(trained.workdir, trained.step, trained.abstract_params, trained.mesh)
+    params = workdirs.restore_params(trained.workdir, trained.step, trained.abstract_params)
     counts = corpus_counts(trained.source, trained.tokenizer)
     results = context_results(
         trained.model,
@@ -132,6 +141,7 @@ def evaluate(trained: Trained) -> Evaluation:
         trained.tokenizer,
         context_lengths=[config.data.sequence_length * n for n in CONTEXT_MULTIPLES],
         tokens_per_batch=config.data.batch_size // config.accumulation_steps * config.data.sequence_length,
+        vocab_chunks=config.vocab_chunks,
         bytes_per_token=counts.bytes / counts.tokens,
         max_tokens=trained.max_tokens,
         mesh=trained.mesh,
@@ -158,6 +168,7 @@ def context_results(
     *,
     context_lengths: Sequence[int],
     tokens_per_batch: int,
+    vocab_chunks: int,
     bytes_per_token: float,
     max_tokens: int | None,
     mesh: Mesh,
@@ -165,31 +176,32 @@ def context_results(
     """Scores the same tokens in windows of each length; every token is a target exactly once.
 
     Args:
-        model: maps tokens [B, T] to logits.
+        model: maps tokens [B, T] to hidden states.
         params: its parameters, on `mesh`.
         source: the documents.
         tokenizer: turns their text into ids.
         context_lengths: the window lengths.
         tokens_per_batch: bound on the tokens of a batch, so that memory stays level; it holds at
             least one window for each device all the same.
+        vocab_chunks: number of parts in which logits are computed, as in `next_token_score`.
         bytes_per_token: of the whole split, closing EOS tokens included.
         max_tokens: tokens to score from the start of the split, None for all.
-        mesh: from `sharding.data_mesh`.
+        mesh: from `sharding.make_mesh`; its `seq` axis must divide every context length.
     """
-    score = make_score_function(model, mesh)
+    score = make_score_function(model, mesh, vocab_chunks=vocab_chunks)
     results = []
     for context_length in context_lengths:
-        rows_per_device = max(1, tokens_per_batch // (context_length * mesh.size))
+        parts = sharding.row_parts(mesh)
+        batch_size = parts * max(1, tokens_per_batch // (context_length * parts))
         batches = evaluation_batches(
             source,
             tokenizer,
             sequence_length=context_length,
-            batch_size=rows_per_device * mesh.size // jax.process_count(),
+            batch_size=batch_size,
             max_tokens=max_tokens,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            rows=sharding.process_rows(mesh, batch_size),
         )
-        total = score_batches(score, params, batches, mesh)
+        total = score_batches(score, params, batches, mesh, batch_size=batch_size)
         results.append(
             ContextResult(
                 context_length=context_length,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -11,15 +11,27 @@ from flax.typing import Dtype
 
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
 from interdomain_jax.modules.layers import MATRIX_INIT_STD, RMSNorm, SwiGLU
-from interdomain_jax.modules.mixers import MIXERS, KeyValueCache, RecurrentCache, check_heads
+from interdomain_jax.modules.mixers import MIXER_INPUTS, MIXERS, KeyValueCache, RecurrentCache, check_heads
 from interdomain_jax.ops.dynamics import Read
 from interdomain_jax.ops.interdomain import MAX_CHUNK_SIZE, Implementation
+from interdomain_jax.ops.shards import constrain
 
 LayerCache = RecurrentCache | KeyValueCache
 Cache = tuple
 """A tree of layer caches; with scanned layers each leaf has a leading axis over the repeats of the pattern."""
 
 MakeModule = Callable[..., nn.Module]
+
+Remat = Literal["none", "dots", "mixer_inputs", "full"]
+
+KEPT: dict[str, Callable[..., Any]] = {
+    # Products with weights have no batch dimension. Those inside a mixer have the batch's: cheap to repeat, and their
+    # results, token by token or state by state, too large to keep.
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "mixer_inputs": jax.checkpoint_policies.save_only_these_names(MIXER_INPUTS),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+"""What each way of rematerialization keeps of a block beside its input."""
 
 
 class Decoder(nn.Module):
@@ -40,7 +52,9 @@ class Decoder(nn.Module):
         chunk_size: tokens in a chunk; None for the default.
         implementation: of the op; None for the best on this platform.
         scan_layers: one compiled pattern, scanned over stacked parameters; the same function, compiled faster.
-        remat: recompute each block in the backward pass.
+        remat: what a block keeps for the backward pass, which computes the rest once more: "none" recomputes nothing;
+            "dots" keeps the products with weight matrices; "mixer_inputs" the queries, keys and values as projected;
+            "full" the block's input alone.
         init_std: standard deviation of the matrices' first entries; residual outputs divide it by sqrt(2 layers).
         norm_epsilon: of every RMSNorm (Llama 2's value; the paper gives none).
         dtype: of the computation. Logits and recurrent states are float32 whatever it is.
@@ -63,7 +77,7 @@ class Decoder(nn.Module):
     chunk_size: int | None = None
     implementation: Implementation | None = None
     scan_layers: bool = False
-    remat: bool = False
+    remat: Remat = "none"
     init_std: float = MATRIX_INIT_STD
     norm_epsilon: float = 1e-5
     dtype: Dtype = jnp.float32
@@ -81,7 +95,8 @@ class Decoder(nn.Module):
         positions: Positions | None = None,
         segment_ids: SegmentIds | None = None,
         cache: Cache | None = None,
-    ) -> tuple[Logits, Cache | None]:
+        unembed: bool = True,
+    ) -> tuple[Logits | Activations, Cache | None]:
         """The logits of every token, from those of its document up to it.
 
         Args:
@@ -90,9 +105,11 @@ class Decoder(nn.Module):
             segment_ids: [B, T], the document of each token; 0 is padding, which may lie anywhere and changes nothing.
                 None goes on with the document of the cache.
             cache: of the tokens before, as the last call or `init_cache` returned it; None for training.
+            unembed: False for the hidden states that the logits are products of, in place of the logits.
 
         Returns:
-            Logits [B, T, V] float32, and the cache after the last token that is not padding, or None if none was given.
+            Logits [B, T, V] float32, or hidden states [B, T, d_model] in the compute dtype; and the cache after the
+            last token that is not padding, or None if none was given.
         """
         embedding = nn.Embed(
             self.vocab_size,
@@ -102,10 +119,14 @@ class Decoder(nn.Module):
             embedding_init=self._kernel_init,
             name="embed",
         )
-        x = embedding(tokens)
+        # Looked up in rows that are whole: parts of them would have to be exchanged for rows of the batch afterwards.
+        table = constrain(embedding.embedding.astype(self.dtype), "V E")
+        x = constrain(jnp.take(table, tokens, axis=0), "B T E")
         if segment_ids is not None:
             x = jnp.where((segment_ids != 0)[..., None], x, 0)
-        block = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
+        block = Block
+        if self.remat != "none":
+            block = nn.remat(Block, prevent_cse=not self.scan_layers, policy=KEPT[self.remat])
         blocks = tuple(self._make_block(block, name) for name in self.mixers)
         if self.scan_layers:
             scanned = nn.scan(
@@ -124,6 +145,8 @@ class Decoder(nn.Module):
                 caches.append(after)
             cache = None if cache is None else tuple(caches)
         x = RMSNorm(self.norm_epsilon, self.dtype, self.param_dtype, name="norm")(x)
+        if not unembed and not self.is_initializing():
+            return x, cache
         logits = nn.Dense(
             self.vocab_size,
             use_bias=False,
@@ -211,7 +234,11 @@ class Decoder(nn.Module):
         check_heads(self.num_heads, self.head_dim, self.num_kv_heads)
         if self.chunk_size is not None and not 1 <= self.chunk_size <= MAX_CHUNK_SIZE:
             raise ValueError(f"chunk_size must lie between 1 and {MAX_CHUNK_SIZE}; got {self.chunk_size}.")
-        for field, choices in (("read", get_args(Read)), ("implementation", (None, *get_args(Implementation)))):
+        for field, choices in (
+            ("read", get_args(Read)),
+            ("implementation", (None, *get_args(Implementation))),
+            ("remat", get_args(Remat)),
+        ):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field} must be one of {choices}; got {getattr(self, field)!r}.")
 
@@ -250,5 +277,5 @@ class Block(nn.Module):
     ) -> tuple[Activations, LayerCache | None]:
         normed = self.make_norm(name="mixer_norm")(x)
         mixed, cache = self.make_mixer(name="mixer")(normed, positions=positions, segment_ids=segment_ids, cache=cache)
-        x = x + mixed
-        return x + self.make_mlp(name="mlp")(self.make_norm(name="mlp_norm")(x)), cache
+        x = constrain(x + mixed, "B T E")
+        return constrain(x + self.make_mlp(name="mlp")(self.make_norm(name="mlp_norm")(x)), "B T E"), cache

@@ -1,6 +1,7 @@
 """The parts every decoder of the Llama family has, and the short convolution of the linear-attention family."""
 
 from functools import reduce
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,6 +19,8 @@ CONVOLUTION_WIDTH = 4
 MATRIX_INIT_STD = 0.02
 """Standard deviation of a matrix's first entries; those that write into the residual stream divide it by
 sqrt(2 layers) (paper, section 5, which gives the latter and so implies the former)."""
+
+Taps = Float[Array, "4 E"]
 
 MATRIX_INIT = nn.initializers.normal(MATRIX_INIT_STD)
 
@@ -67,50 +70,65 @@ def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = 1
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution over tokens with four taps and no bias: y_t = sum_i kernel_i x_{t-3+i}."""
+    """The taps of a causal depthwise convolution over tokens, without bias; `convolve` applies them."""
 
-    dtype: Dtype = jnp.float32
     param_dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(
-        self, x: Activations, previous: Activations | None = None, placement: Placement | None = None
-    ) -> tuple[Activations, Activations]:
-        """Convolves each document by itself.
-
-        Args:
-            x: [B, T, E].
-            previous: [B, 3, E], the last inputs of the document that the call before left off in; zeros if None.
-            placement: of the tokens, padding last; None for one document a row.
-
-        Returns:
-            y [B, T, E], and what to pass as `previous` to the next call.
-        """
-        length, width = x.shape[1:]
+    def __call__(self, width: int) -> Taps:
+        """The taps [4, E] for E = `width` channels; the last is that of the present token."""
         bound = CONVOLUTION_WIDTH**-0.5
-        kernel = self.param(
+        return self.param(
             "kernel",
             lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
             (CONVOLUTION_WIDTH, width),
             self.param_dtype,
         )
-        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
-        if previous is None:
-            previous = jnp.zeros((x.shape[0], CONVOLUTION_WIDTH - 1, width), self.dtype)
-        x = jnp.concatenate([previous.astype(self.dtype), x], axis=1)
-        shifted = [x[:, i : i + length] for i in range(CONVOLUTION_WIDTH)]
-        if placement is None or placement.document is None:
-            previous = x[:, length:]
-        else:
-            document = jnp.pad(placement.document, [(0, 0), (CONVOLUTION_WIDTH - 1, 0)])
-            same = [document[:, i : i + length] == placement.document for i in range(CONVOLUTION_WIDTH)]
-            shifted = [jnp.where(seen[..., None], part, 0) for seen, part in zip(same, shifted, strict=True)]
-            last = placement.lengths[:, None] + jnp.arange(CONVOLUTION_WIDTH - 1)
-            document = jnp.take_along_axis(document, last, axis=1)
-            previous = jnp.where(
-                (document == document[:, -1:])[..., None], jnp.take_along_axis(x, last[..., None], axis=1), 0
-            )
-        return reduce(jnp.add, (tap * part for tap, part in zip(kernel, shifted, strict=True))), previous
+
+
+class Convolved(NamedTuple):
+    """The output [B, T, E] of a convolution, and what to pass as `previous` to the next call, [B, 3, E]."""
+
+    output: Activations
+    previous: Activations
+
+
+def convolve(x: Activations, taps: Taps, placement: Placement, previous: Activations | None = None) -> Convolved:
+    """y_t = sum_i taps_i x_{t-3+i}, each document by itself.
+
+    Args:
+        x: [B, T, E].
+        taps: [4, E], of a `ShortConvolution`.
+        placement: of the tokens, padding last.
+        previous: [B, 3, E], the last inputs of the document that the call before left off in; zeros if None.
+    """
+    batch, length, width = x.shape
+    taps = taps.astype(x.dtype)
+    if previous is None:
+        previous = jnp.zeros((batch, CONVOLUTION_WIDTH - 1, width), x.dtype)
+    previous = previous.astype(x.dtype)
+    after = None
+    if placement.edges is not None:
+        own = _latest(jnp.concatenate([jnp.zeros_like(previous), x], axis=1), placement)
+        previous, after = placement.edges.exchange_tails(previous, own)
+    x = jnp.concatenate([previous, x], axis=1)
+    shifted = [x[:, i : i + length] for i in range(CONVOLUTION_WIDTH)]
+    if placement.document is not None:
+        document = jnp.pad(placement.document, [(0, 0), (CONVOLUTION_WIDTH - 1, 0)])
+        same = [document[:, i : i + length] == placement.document for i in range(CONVOLUTION_WIDTH)]
+        shifted = [jnp.where(seen[..., None], part, 0) for seen, part in zip(same, shifted, strict=True)]
+    output = reduce(jnp.add, (tap * part for tap, part in zip(taps, shifted, strict=True)))
+    return Convolved(output, _latest(x, placement) if after is None else after)
+
+
+def _latest(x: Activations, placement: Placement) -> Activations:
+    """The last inputs of the present document, from x [B, 3 + T, E], the call's own behind those before it."""
+    if placement.document is None:
+        return x[:, 1 - CONVOLUTION_WIDTH :]
+    document = jnp.pad(placement.document, [(0, 0), (CONVOLUTION_WIDTH - 1, 0)])
+    last = placement.lengths[:, None] + jnp.arange(CONVOLUTION_WIDTH - 1)
+    document = jnp.take_along_axis(document, last, axis=1)
+    return jnp.where((document == document[:, -1:])[..., None], jnp.take_along_axis(x, last[..., None], axis=1), 0)
 
 
 class SwiGLU(nn.Module):

@@ -7,7 +7,7 @@ cube are settings of `InterdomainAttention`, listed in `MIXERS`.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype, Initializer
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 from interdomain_jax.array_types import Activations, Complex, Positions, SegmentIds, State
@@ -23,6 +24,7 @@ from interdomain_jax.modules.layers import (
     MATRIX_INIT,
     ShortConvolution,
     apply_rope,
+    convolve,
     normalize_l2,
     normalize_rms,
     project,
@@ -30,9 +32,22 @@ from interdomain_jax.modules.layers import (
 from interdomain_jax.modules.placement import Progress, no_progress, place_tokens
 from interdomain_jax.ops.dynamics import Dynamics, Read, discretize, s4d_inv
 from interdomain_jax.ops.interdomain import Implementation, interdomain_attention, linear_contraction
+from interdomain_jax.ops.shards import TOKEN_AXIS, over_mesh
 
 DELTA_RANGE = (1e-3, 1e-1)
 """Range of the initial step length, log-uniform (paper, section 2, step 6)."""
+
+MIXER_INPUTS = "mixer_inputs"
+"""The name by which remat policies know what the mixers project from the residual stream: queries, keys and values."""
+
+
+# How a mixer's parameters lie on axes, see `over_mesh`; all others have one entry a head.
+_PARAMETER_AXES = {
+    "channel_weights": "C",
+    "key_convolution": "K H",
+    "value_convolution": "K H",
+    "query_convolution": "K H",
+}
 
 
 class RecurrentCache(NamedTuple):
@@ -134,66 +149,111 @@ class InterdomainAttention(nn.Module):
             [B, T, d_model], and the cache after the last token that is not padding, or None if none was given.
         """
         batch, length, d_model = x.shape
-        heads, kv_heads, width = self.num_heads, self._kv_heads, self.head_dim
-        placement = place_tokens(None if cache is None else cache.progress, segment_ids, batch, length)
+        if segment_ids is not None:
+            x = jnp.where((segment_ids != 0)[..., None], x, 0)
+        kv_heads, width = self._kv_heads, self.head_dim
+        inputs, parameters = {}, {}
+        for name, convolved in self._projections.items():
+            num_heads = self.num_heads if name == "query" else kv_heads
+            y = project(name, num_heads * width, self.kernel_init, self.dtype, self.param_dtype)(x)
+            inputs[name] = checkpoint_name(y, MIXER_INPUTS)
+            if convolved:
+                taps = ShortConvolution(self.param_dtype, name=f"{name}_convolution")(num_heads * width)
+                parameters[f"{name}_convolution"] = taps
+        parameters |= self._input_norm() | self._dynamics()
+        # Everything between the projections runs on each device's own rows, heads and tokens.
+        cache_axes: Any = "B" if cache is None else RecurrentCache("B H", "B K H", "B")  # type: ignore[arg-type]
+        parameter_axes = {name: _PARAMETER_AXES.get(name, "H") for name in parameters}
+        mix = over_mesh(
+            self._mix,
+            batch=batch,
+            length=length,
+            heads=kv_heads,
+            in_axes=("B T H", parameter_axes, "B T", "B T", cache_axes),
+            out_axes=("B T H", cache_axes),
+            always=(self.implementation or "").startswith("pallas"),
+        )
+        out, cache = mix(inputs, parameters, positions, segment_ids, cache)
+        if self.output_gate:
+            out = out * nn.silu(project("gate", out.shape[-1], self.kernel_init, self.dtype, self.param_dtype)(x))
+        return project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out), cache
+
+    @nn.nowrap
+    def _mix(
+        self,
+        inputs: Mapping[str, Array],
+        parameters: Mapping[str, Array],
+        positions: Positions | None,
+        segment_ids: SegmentIds | None,
+        cache: RecurrentCache | None,
+        *,
+        axis_name: str | None,
+    ) -> tuple[Array, RecurrentCache | None]:
+        """From projections [B, T, H D] by name to the heads' outputs [B, T, H D], and the cache after them."""
+        batch, length = inputs["key"].shape[:2]
+        placement = place_tokens(None if cache is None else cache.progress, segment_ids, batch, length, axis_name)
         positions = placement.positions if positions is None else placement.arrange(positions)
-        x = placement.arrange_inputs(x)
         previous = {} if cache is None else cache.convolutions
         convolutions = {}
 
-        def projected(name: str, num_heads: int, *, convolve: bool, rotate: bool = False) -> Array:
-            y = project(name, num_heads * width, self.kernel_init, self.dtype, self.param_dtype)(x)
-            if convolve:
-                convolution = ShortConvolution(self.dtype, self.param_dtype, name=f"{name}_convolution")
-                y, convolutions[name] = convolution(y, previous.get(name), placement)
-            y = y.reshape(batch, length, num_heads, width)
+        def convolved(name: str, *, rotate: bool = False) -> Array:
+            y = placement.arrange_inputs(inputs[name])
+            if (taps := parameters.get(f"{name}_convolution")) is not None:
+                y, convolutions[name] = convolve(y, taps, placement, previous.get(name))
+            y = y.reshape(batch, length, -1, self.head_dim)
             return apply_rope(y, positions) if rotate and self.rope else y
 
-        single = self.inputs == "single"
-        k = projected("key", kv_heads, convolve=True, rotate=True)
-        v = projected("value", kv_heads, convolve=single)
-        k, v = self._normalized_inputs(k if single else feature_map(k), v)
-        dynamics = self._dynamics()
+        k, v = convolved("key", rotate=True), convolved("value")
+        k = k if self.inputs == "single" else feature_map(k)
+        weights = jnp.split(parameters["channel_weights"], 2)
+        k, v = (
+            _normalize_half(
+                x, parameters[f"{name}_scale"], parameters[f"{name}_bias"], w, self.norm_epsilon, self.dtype
+            )
+            for name, x, w in zip(("key", "value"), (k, v), weights, strict=True)
+        )
+        dynamics = layer_dynamics(parameters)
         op: Callable[..., tuple[Array, State]]
         if self.projection == "query":
-            q = feature_map(projected("query", heads, convolve=True, rotate=True)).astype(self.dtype)
+            q = feature_map(convolved("query", rotate=True)).astype(self.dtype)
             op = partial(interdomain_attention, q, k, v, dynamics, read=self.read)
         else:
             op = partial(linear_contraction, jnp.concatenate([k, v], axis=-1), dynamics)
         state = None if cache is None else cache.state
-        if state is not None and placement.document is not None:
-            continues = placement.document[:, 0] == 0
-            state = jnp.where(continues[:, None, None, None, None], state, 0)
+        if state is not None and placement.continues is not None:
+            state = jnp.where(placement.continues[:, None, None, None, None], state, 0)
         out, state = op(
             initial_state=state,
             segment_ids=placement.segment_ids,
             padding_is_last=True,
             chunk_size=self.chunk_size,
             implementation=self.implementation,
+            axis_name=axis_name,
         )
-        out = out.reshape(batch, length, -1)
-        if self.output_gate:
-            out = out * nn.silu(project("gate", out.shape[-1], self.kernel_init, self.dtype, self.param_dtype)(x))
-        out = project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out)
-        out = placement.restore_outputs(out)
+        out = placement.restore_outputs(out.reshape(batch, length, -1))
         return out, None if cache is None else RecurrentCache(state, convolutions, placement.progress)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> RecurrentCache:
         """The cache before the first token. `max_length` plays no part: the state has a fixed size."""
-        heads = {"key": self._kv_heads}
-        if self.inputs == "single":
-            heads["value"] = self._kv_heads
-        if self.projection == "query":
-            heads["query"] = self.num_heads
+        heads = {"query": self.num_heads}
         return RecurrentCache(
             jnp.zeros((batch_size, self._kv_heads, 2, self.state_dim, 2 * self.head_dim), jnp.float32),
             {
-                name: jnp.zeros((batch_size, CONVOLUTION_WIDTH - 1, count * self.head_dim), self.dtype)
-                for name, count in heads.items()
+                name: jnp.zeros(
+                    (batch_size, CONVOLUTION_WIDTH - 1, heads.get(name, self._kv_heads) * self.head_dim), self.dtype
+                )
+                for name, convolved in self._projections.items()
+                if convolved
             },
             no_progress(batch_size),
         )
+
+    @property
+    def _projections(self) -> dict[str, bool]:
+        """The projections by name, and whether they are convolved."""
+        names = {"key": True, "value": self.inputs == "single"}
+        return names | {"query": True} if self.projection == "query" else names
 
     @property
     def _kv_heads(self) -> int:
@@ -202,18 +262,17 @@ class InterdomainAttention(nn.Module):
             return self.num_heads
         return self.num_kv_heads
 
-    def _normalized_inputs(self, k: Array, v: Array) -> tuple[Array, Array]:
+    def _input_norm(self) -> dict[str, Array]:
         """RMSNorm with a scale and an additive bias per head on each half, then B's real weight per channel."""
-        channels = self.param("channel_weights", nn.initializers.ones, (2 * self.head_dim,), self.param_dtype)
         shape = (self._kv_heads, self.head_dim)
-        halves = []
-        for name, half, weights in zip(("key", "value"), (k, v), jnp.split(channels, 2), strict=True):
-            scale = self.param(f"{name}_scale", nn.initializers.ones, shape, self.param_dtype)
-            bias = self.param(f"{name}_bias", nn.initializers.zeros, shape, self.param_dtype)
-            halves.append(_normalize_half(half, scale, bias, weights, self.norm_epsilon, self.dtype))
-        return halves[0], halves[1]
+        channels = self.param("channel_weights", nn.initializers.ones, (2 * self.head_dim,), self.param_dtype)
+        parameters = {"channel_weights": channels}
+        for name in ("key", "value"):
+            for part, init in (("scale", nn.initializers.ones), ("bias", nn.initializers.zeros)):
+                parameters[f"{name}_{part}"] = self.param(f"{name}_{part}", init, shape, self.param_dtype)
+        return parameters
 
-    def _dynamics(self) -> Dynamics:
+    def _dynamics(self) -> dict[str, Array]:
         modes, heads = self.state_dim, self._kv_heads
         eigenvalues = s4d_inv(modes)
         low, high = np.log(DELTA_RANGE)
@@ -237,7 +296,7 @@ class InterdomainAttention(nn.Module):
             parameters["mode_weights"] = self.param(
                 "mode_weights", nn.initializers.ones, (heads, modes), self.param_dtype
             )
-        return layer_dynamics(parameters)
+        return parameters
 
 
 def layer_dynamics(parameters: Mapping[str, Array]) -> Dynamics:
@@ -296,6 +355,7 @@ class SoftmaxAttention(nn.Module):
         cache: KeyValueCache | None = None,
     ) -> tuple[Activations, KeyValueCache | None]:
         """Mixes x [B, T, d_model] as `InterdomainAttention` does; the tokens seen must fit the cache's length."""
+        require_whole_rows()
         batch, length, d_model = x.shape
         kv_heads = self.num_kv_heads or self.num_heads
         placement = place_tokens(None if cache is None else cache.progress, segment_ids, batch, length)
@@ -304,6 +364,7 @@ class SoftmaxAttention(nn.Module):
 
         def projected(name: str, num_heads: int) -> Array:
             y = project(name, num_heads * self.head_dim, self.kernel_init, self.dtype, self.param_dtype)(x)
+            y = checkpoint_name(y, MIXER_INPUTS)
             return y.reshape(batch, length, num_heads, self.head_dim)
 
         q = apply_rope(projected("query", self.num_heads), positions)
@@ -351,6 +412,16 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
     "softmax": SoftmaxAttention,
 }
 """Every mixer and cell of the mechanism cube by name."""
+
+
+def require_whole_rows() -> None:
+    """Raises ValueError, in one sentence, where the mesh in use splits the tokens of a row."""
+    parts = jax.sharding.get_abstract_mesh().shape.get(TOKEN_AXIS, 1)
+    if parts > 1:
+        raise ValueError(
+            f"softmax attention sees all tokens of a row, which mesh.{TOKEN_AXIS}={parts} splits; "
+            f"set mesh.{TOKEN_AXIS} to 1, or use a mixer with a recurrent state."
+        )
 
 
 def check_heads(num_heads: int, head_dim: int, num_kv_heads: int | None) -> None:

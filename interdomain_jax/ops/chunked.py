@@ -141,15 +141,20 @@ def linear_chunked(
 
 
 def state_chunked(
-    z: Channels, dynamics: Dynamics, initial_state: State, packing: Packing | None, chunk_size: int
+    inputs: tuple[Channels, ...], dynamics: Dynamics, initial_state: State, packing: Packing | None, chunk_size: int
 ) -> State:
-    """The state after the last token, and no output; arguments already validated, padding last."""
+    """The state after the last token, and no output; arguments already validated, padding last.
+
+    Args:
+        inputs: the parts [B, T, Hkv, *] of the channels, together [B, T, Hkv, C].
+    """
 
     def block(state: Parts, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
-        (channels,) = tokens.inputs
-        return Walked((_chunk_states(channels, state[0], documents, tables)[1],), channels[..., :0])
+        parts = zip(tokens.inputs, state, strict=True)
+        after = tuple(_chunk_states(part, before, documents, tables)[1] for part, before in parts)
+        return Walked(after, tokens.inputs[0][..., :0])
 
-    return _walk(block, Tokens((), (z,)), packing, dynamics, initial_state, chunk_size)[0]
+    return _walk(block, Tokens((), inputs), packing, dynamics, initial_state, chunk_size)[0]
 
 
 # Tokens of a block, counted over batch and heads: on a CPU few enough that a block's arrays stay in cache. The batch is

@@ -7,7 +7,7 @@ import importlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,9 @@ from interdomain_jax.ops.chunked import interdomain_chunked, linear_chunked, sta
 from interdomain_jax.ops.dynamics import Dynamics, Read
 from interdomain_jax.ops.fft import interdomain_fft, linear_fft
 from interdomain_jax.ops.fused import interdomain_fused
-from interdomain_jax.ops.packing import Packing, find_documents, padding_last, reorder, restore
+from interdomain_jax.ops.packing import Packing, TokenOrder, find_documents, padding_last, reorder, restore
 from interdomain_jax.ops.sequential import interdomain_sequential, linear_sequential
+from interdomain_jax.ops.shards import exchange_states, gather_shards, over_mesh
 
 Implementation = Literal["sequential", "associative", "fft", "xla", "pallas_tpu", "pallas_gpu"]
 
@@ -45,6 +46,7 @@ def interdomain_attention(
     read: Read = "bilinear",
     chunk_size: int | None = None,
     implementation: Implementation | None = None,
+    axis_name: str | None = None,
 ) -> tuple[Output, State]:
     """Causal attention through a fixed-size state: o_t = Re(q_t^T U_t^T Gamma_t), [U_t, Gamma_t] = C x_t.
 
@@ -70,6 +72,9 @@ def interdomain_attention(
             the tokens), "fft" (convolution; no segment ids), "pallas_tpu" or "pallas_gpu" (the chunked form in one
             kernel; on a CPU it is interpreted, slowly), or None for the best: the first, and the second for a single
             token. A kernel is chosen by name alone, until a measurement on its device shows it ahead.
+        axis_name: inside `jax.shard_map`, the mesh axis over which the tokens of each row are split, in order. q, k, v
+            and segment_ids are then this device's shard of the tokens, and both states are those of the whole row.
+            Outside of it, under `jax.set_mesh`, axes named data, fsdp, tensor and seq are used by themselves.
 
     Returns:
         The output [B, T, H, D] in the dtype of v, and the state after the last token, shaped as `initial_state`, in
@@ -97,25 +102,39 @@ def interdomain_attention(
     implementation = _choose(implementation, k.shape[1], segment_ids)
     _check_chunk_size(chunk_size)
 
-    def compute(packing: Packing | None, q: Array, k: Array, v: Array) -> tuple[Array, State]:
+    chunked = chunk_size or default_chunk_size(*state.shape[3:])
+
+    def compute(
+        tokens: tuple[Array, ...], dynamics: Dynamics, state: State, packing: Packing | None
+    ) -> tuple[Array, State]:
+        queries, keys, values = tokens
         match implementation:
             case "sequential":
-                return interdomain_sequential(q, k, v, dynamics, state, packing, read)
+                return interdomain_sequential(queries, keys, values, dynamics, state, packing, read)
             case "associative":
-                return interdomain_associative(q, k, v, dynamics, state, packing, read)
+                return interdomain_associative(queries, keys, values, dynamics, state, packing, read)
             case "fft":
-                return interdomain_fft(q, k, v, dynamics, state, read)
+                return interdomain_fft(queries, keys, values, dynamics, state, read)
             case "xla":
-                size = chunk_size or default_chunk_size(*state.shape[3:])
-                return interdomain_chunked(q, k, v, dynamics, state, packing, read, size)
+                return interdomain_chunked(queries, keys, values, dynamics, state, packing, read, chunked)
             case "pallas_tpu" | "pallas_gpu":
                 # Imported when named: compilers for kernels take a while to load.
                 kernels = importlib.import_module(f"pallas_kernels.{implementation.removeprefix('pallas_')}")
-                return interdomain_fused(q, k, v, dynamics, state, packing, read, chunk_size, kernels)
+                return interdomain_fused(queries, keys, values, dynamics, state, packing, read, chunk_size, kernels)
 
     if not q.size:
         return jnp.zeros((*q.shape[:3], v.shape[3]), v.dtype), state
-    return _packed(compute, (q, k, v), segment_ids, reorders=implementation in _CHUNKED and not padding_is_last)
+    return _run(
+        compute,
+        (q, k, v),
+        dynamics,
+        state,
+        segment_ids,
+        reorders=not padding_is_last,
+        implementation=implementation,
+        chunk_size=chunked,
+        axis_name=axis_name,
+    )
 
 
 def linear_contraction(
@@ -127,12 +146,13 @@ def linear_contraction(
     padding_is_last: bool = False,
     chunk_size: int | None = None,
     implementation: Implementation | None = None,
+    axis_name: str | None = None,
 ) -> tuple[Channels, State]:
     """The controls' read, the same for every token: r_t = Re(sum_m mode_weights_m (C x_t)_m) (paper, section 3).
 
     Args:
         z: [B, T, H, C] inputs of the recurrence.
-        dynamics, initial_state, segment_ids, padding_is_last, chunk_size, implementation: as in
+        dynamics, initial_state, segment_ids, padding_is_last, chunk_size, implementation, axis_name: as in
             `interdomain_attention`, with Hkv = H.
 
     Returns:
@@ -149,17 +169,21 @@ def linear_contraction(
     implementation = _choose(implementation, z.shape[1], segment_ids)
     _check_chunk_size(chunk_size)
 
-    def compute(packing: Packing | None, z: Array) -> tuple[Array, State]:
+    chunked = chunk_size or default_chunk_size(*state.shape[3:])
+
+    def compute(
+        tokens: tuple[Array, ...], dynamics: Dynamics, state: State, packing: Packing | None
+    ) -> tuple[Array, State]:
+        (channels,) = tokens
         match implementation:
             case "sequential":
-                return linear_sequential(z, dynamics, state, packing)
+                return linear_sequential(channels, dynamics, state, packing)
             case "associative":
-                return linear_associative(z, dynamics, state, packing)
+                return linear_associative(channels, dynamics, state, packing)
             case "fft":
-                return linear_fft(z, dynamics, state)
+                return linear_fft(channels, dynamics, state)
             case "xla":
-                size = chunk_size or default_chunk_size(*state.shape[3:])
-                return linear_chunked(z, dynamics, state, packing, size)
+                return linear_chunked(channels, dynamics, state, packing, chunked)
             case _:
                 raise ValueError(
                     f"implementation {implementation!r} reads with a query, which a linear contraction has not; use "
@@ -168,7 +192,17 @@ def linear_contraction(
 
     if not z.size:
         return z, state
-    return _packed(compute, (z,), segment_ids, reorders=implementation in _CHUNKED and not padding_is_last)
+    return _run(
+        compute,
+        (z,),
+        dynamics,
+        state,
+        segment_ids,
+        reorders=not padding_is_last,
+        implementation=implementation,
+        chunk_size=chunked,
+        axis_name=axis_name,
+    )
 
 
 def state_at(
@@ -209,31 +243,80 @@ def state_at(
     taken = jnp.arange(length) < jnp.broadcast_to(position, batch)[:, None]
     ids = taken.astype(jnp.int32) if segment_ids is None else jnp.where(taken, segment_ids, 0)
 
-    def compute(packing: Packing | None, z: Array) -> tuple[Array, State]:
-        return z[..., :0], state_chunked(z, dynamics, state, packing, size)
+    if segment_ids is not None:
+        z, ids = _reorder((z, ids), padding_last(ids))
+    packing = find_documents(ids)
+    return state_chunked((jnp.where(packing.real[:, :, None, None], z, 0),), dynamics, state, packing, size)
 
-    return _packed(compute, (z,), ids, reorders=segment_ids is not None)[1]
+
+Compute = Callable[[tuple[Array, ...], Dynamics, State, Packing | None], tuple[Array, State]]
 
 
-def _packed(
-    compute: Callable[..., tuple[Array, State]],
+def _run(
+    compute: Compute,
     tokens: tuple[Array, ...],
+    dynamics: Dynamics,
+    state: State,
     segment_ids: SegmentIds | None,
     *,
     reorders: bool,
+    implementation: Implementation,
+    chunk_size: int,
+    axis_name: str | None,
 ) -> tuple[Array, State]:
-    """`compute(packing, *tokens)`, with zeros in the padding and, if it `reorders`, the padding last while it runs."""
-    if segment_ids is None:
-        return compute(None, *tokens)
-    order = padding_last(segment_ids) if reorders and segment_ids.shape[1] > 1 else None
-    if order is not None:
-        tokens, segment_ids = jax.tree.map(partial(reorder, order=order), (tokens, segment_ids))
-    packing = find_documents(segment_ids)
-    # A select, not a product: padding may hold anything, and neither it nor its cotangents go further than here.
-    keep = lambda x: jnp.where(packing.real[:, :, None, None], x, 0)
-    out, state = compute(packing, *(keep(x) for x in tokens))
-    out = keep(out)
-    return out if order is None else restore(out, order), state
+    """`compute` on each device's own rows, heads and tokens, the padding last where that is wanted."""
+    batch, length, heads = tokens[-1].shape[:3]
+
+    def run(
+        tokens: tuple[Array, ...],
+        dynamics: Dynamics,
+        state: State,
+        segment_ids: SegmentIds | None,
+        *,
+        axis_name: str | None,
+    ) -> tuple[Array, State]:
+        order = packing = shards = None
+        if segment_ids is not None and reorders and (axis_name or implementation in _CHUNKED):
+            order = padding_last(segment_ids)
+            tokens, segment_ids = _reorder((tokens, segment_ids), order)
+        if axis_name is not None:
+            rows, tokens_here = tokens[-1].shape[:2]
+            shards = gather_shards(segment_ids, rows, tokens_here, axis_name)
+        # A select, not a product: padding may hold anything, and neither it nor its cotangents go further than here.
+        keep = lambda x: x
+        if segment_ids is not None:
+            packing = find_documents(segment_ids, None if shards is None else shards.id_before(shards.number))
+            real = packing.real[:, :, None, None]
+            keep = lambda x: jnp.where(real, x, 0)
+        tokens = jax.tree.map(keep, tokens)
+        if shards is None or axis_name is None:
+            out, state = compute(tokens, dynamics, state, packing)
+        else:
+            own = state_chunked(tokens[-2:], dynamics, jnp.zeros_like(state), packing, chunk_size)
+            before, state = exchange_states(state, own, dynamics, shards, axis_name)
+            if packing is not None:
+                # In a whole row no document starts with the first token; in a shard one may.
+                before = jnp.where(packing.starts[:, 0, None, None, None, None], 0, before)
+            out, _ = compute(tokens, dynamics, before, packing)
+        out = keep(out)
+        return out if order is None else restore(out, order), state
+
+    if axis_name is not None:
+        return run(tokens, dynamics, state, segment_ids, axis_name=axis_name)
+    spread = over_mesh(
+        run,
+        batch=batch,
+        length=length,
+        heads=heads,
+        in_axes=("B T H", "H", "B H", "B T"),
+        out_axes=("B T H", "B H"),
+        always=implementation.startswith("pallas"),
+    )
+    return spread(tokens, dynamics, state, segment_ids)
+
+
+def _reorder(arrays: Any, order: TokenOrder) -> Any:
+    return jax.tree.map(partial(reorder, order=order), arrays)
 
 
 def _check_segment_ids(segment_ids: SegmentIds | None, inputs: Array) -> None:

@@ -5,10 +5,9 @@ from typing import Any
 import grain
 import grain.checkpoint
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh
 
 from interdomain_jax import workdir as workdirs
-from interdomain_jax.training.state import TrainState
+from interdomain_jax.training.state import TrainState, WideCount
 
 _OPTIMIZER_ITEM = "optimizer"
 _DATA_ITEM = "data"
@@ -30,20 +29,17 @@ def save(checkpoints: ocp.CheckpointManager, state: TrainState, batches: grain.D
 def restore(
     checkpoints: ocp.CheckpointManager,
     step: int,
-    abstract_state: TrainState,
+    abstract: TrainState,
     batches: grain.DatasetIterator,
-    mesh: Mesh,
 ) -> TrainState:
     """Restores what `save` wrote at `step`; moves `batches` to the position it had then.
 
     Args:
         checkpoints: from `workdir.open_checkpoints`.
         step: a saved step.
-        abstract_state: the structure, shapes and dtypes to expect, from `state.abstract_state`.
+        abstract: the structure, shapes, dtypes and places to restore to, from `state.abstract_state`.
         batches: an iterator over the same data.
-        mesh: the devices to restore onto.
     """
-    abstract = workdirs.on_every_device(abstract_state, mesh)
     args = {
         workdirs.PARAMS_ITEM: ocp.args.StandardRestore(abstract.params),
         _OPTIMIZER_ITEM: ocp.args.StandardRestore(_optimizer_item(abstract)),
@@ -53,10 +49,11 @@ def restore(
     optimizer = items[_OPTIMIZER_ITEM]
     return TrainState(
         step=optimizer["step"],
+        tokens_seen=WideCount(*optimizer["tokens_seen"]),
         params=items[workdirs.PARAMS_ITEM],
         opt_state=optimizer["opt_state"],
     )
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "opt_state": state.opt_state}
+    return {"step": state.step, "tokens_seen": tuple(state.tokens_seen), "opt_state": state.opt_state}

@@ -12,32 +12,55 @@ from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.training.optimizer import Optimizer
 
 
+class WideCount(NamedTuple):
+    """A whole number of 64 bits in two uint32 scalars, since JAX has 32 bits by default: 2^32 high + low."""
+
+    high: jax.Array
+    low: jax.Array
+
+    def plus(self, amount: jax.Array) -> "WideCount":
+        """The count, `amount` (at least 0, below 2^31) higher."""
+        low = self.low + amount.astype(jnp.uint32)
+        return WideCount(self.high + (low < self.low), low)
+
+    def __int__(self) -> int:
+        return (int(self.high) << 32) + int(self.low)
+
+
 class TrainState(NamedTuple):
     """A pytree of arrays.
 
     Attributes:
         step: int32 scalar, the number of updates done.
+        tokens_seen: the number of tokens scored in them.
         params: the model's parameters.
         opt_state: the optimizer's moments and counts.
     """
 
     step: jax.Array
+    tokens_seen: WideCount
     params: Any
     opt_state: Any
 
 
 def init_state(model: Decoder, optimizer: Optimizer, *, seed: int, mesh: Mesh) -> TrainState:
-    """Initialises the state under jit, so that it is born where it belongs.
+    """Initialises the state under jit, so that each device makes its own part and nothing else.
 
-    The values depend on `seed` alone, not on the number of devices.
+    The values depend on `seed` alone, not on the mesh.
     """
     init = functools.partial(_init, model, optimizer)
-    return jax.jit(init, out_shardings=sharding.replicated(mesh))(jax.random.key(seed))
+    places = sharding.state_sharding(jax.eval_shape(init, jax.random.key(0)), mesh)
+    return jax.jit(init, out_shardings=places)(jax.random.key(seed))
 
 
-def abstract_state(model: Decoder, optimizer: Optimizer) -> TrainState:
-    """Returns the state as `jax.ShapeDtypeStruct`s, computing nothing."""
-    return jax.eval_shape(functools.partial(_init, model, optimizer), jax.random.key(0))
+def abstract_state(model: Decoder, optimizer: Optimizer, mesh: Mesh) -> TrainState:
+    """Returns the state as `jax.ShapeDtypeStruct`s with their places on the mesh, computing nothing.
+
+    Raises:
+        ValueError: mesh axes that do not divide an axis of a parameter.
+    """
+    abstract = jax.eval_shape(functools.partial(_init, model, optimizer), jax.random.key(0))
+    return sharding.placed(abstract, mesh)
 
 
 def _init(model: Decoder, optimizer: Optimizer, rng: jax.Array) -> TrainState:
@@ -45,6 +68,7 @@ def _init(model: Decoder, optimizer: Optimizer, rng: jax.Array) -> TrainState:
     params = model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
     return TrainState(
         step=jnp.zeros((), jnp.int32),
+        tokens_seen=WideCount(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32)),
         params=params,
         opt_state=optimizer.transformation.init(params),
     )

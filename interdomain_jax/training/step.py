@@ -1,21 +1,24 @@
 """One optimizer update: accumulated gradients, AdamW, and the figures a run reports."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from interdomain_jax import sharding
-from interdomain_jax.scoring import LanguageModel, next_token_score
+from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.ops.shards import constrain
+from interdomain_jax.scoring import LanguageModel, model_score
 from interdomain_jax.training.optimizer import Optimizer
-from interdomain_jax.training.state import TrainState
+from interdomain_jax.training.state import TrainState, WideCount, abstract_state
 
 
 class TrainMetrics(NamedTuple):
-    """Float32 scalars of one update.
+    """Scalars of one update, float32 where nothing else is said.
 
     Attributes:
         loss: nats per token, before the update.
@@ -23,7 +26,8 @@ class TrainMetrics(NamedTuple):
         param_norm: global norm of the parameters, after the update.
         learning_rate: rate of this update.
         ssm_learning_rate: rate of this update for the SSM group.
-        tokens: tokens scored.
+        tokens: tokens scored, int32.
+        tokens_seen: tokens scored in all updates so far.
     """
 
     loss: jax.Array
@@ -32,6 +36,7 @@ class TrainMetrics(NamedTuple):
     learning_rate: jax.Array
     ssm_learning_rate: jax.Array
     tokens: jax.Array
+    tokens_seen: WideCount
 
 
 class StepOutput(NamedTuple):
@@ -55,6 +60,8 @@ def loss_and_gradient(
     batch: Mapping[str, jax.Array],
     *,
     accumulation_steps: int,
+    vocab_chunks: int,
+    place: Callable[[Any], Any] = lambda gradient: gradient,
 ) -> LossAndGradient:
     """Computes the loss and its gradient, one micro-batch after another.
 
@@ -62,47 +69,59 @@ def loss_and_gradient(
     depend on `accumulation_steps`, which only bounds the memory for activations.
 
     Args:
-        model: maps tokens [B, T] to logits.
+        model: maps tokens [B, T] to hidden states.
         params: its parameters.
         batch: `inputs`, `targets` int [B, T] and `loss_mask` [B, T].
         accumulation_steps: number of micro-batches; must divide B.
+        vocab_chunks: number of parts in which logits are computed, as in `next_token_score`.
+        place: lays a gradient out over devices, so that none holds the whole of it.
     """
-    tokens = jnp.sum(batch["loss_mask"] > 0, dtype=jnp.float32)
+    tokens = jnp.sum(batch["loss_mask"] > 0, dtype=jnp.int32)
 
     def loss_share(params: Any, micro_batch: Mapping[str, jax.Array]) -> jax.Array:
-        logits, _ = model.apply({"params": params}, micro_batch["inputs"])
-        score = next_token_score(logits, micro_batch["targets"], micro_batch["loss_mask"])
+        score = model_score(model, params, micro_batch, vocab_chunks=vocab_chunks)
         # A batch of padding alone has loss 0 and no gradient.
-        return score.nats / jnp.maximum(tokens, 1.0)
+        return score.nats / jnp.maximum(tokens, 1)
 
     def accumulate(total: Any, micro_batch: Mapping[str, jax.Array]) -> tuple[Any, None]:
-        share = jax.value_and_grad(loss_share)(params, micro_batch)
-        return jax.tree.map(jnp.add, total, share), None
+        micro_batch = jax.tree.map(lambda x: constrain(x, "B T"), micro_batch)
+        loss, gradient = jax.value_and_grad(loss_share)(params, micro_batch)
+        return jax.tree.map(jnp.add, total, (loss, place(gradient))), None
 
     # Row i goes to micro-batch i mod accumulation_steps: where the rows are split over devices,
     # each device then finds its part of every micro-batch among its own rows.
     micro_batches = jax.tree.map(lambda x: x.reshape(-1, accumulation_steps, *x.shape[1:]).swapaxes(0, 1), dict(batch))
-    zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
+    zero = (jnp.zeros((), jnp.float32), place(jax.tree.map(jnp.zeros_like, params)))
     (loss, gradient), _ = jax.lax.scan(accumulate, zero, micro_batches)
     return LossAndGradient(loss, gradient, tokens)
 
 
 def make_train_step(
-    model: LanguageModel, optimizer: Optimizer, *, accumulation_steps: int, mesh: Mesh
+    model: LanguageModel, optimizer: Optimizer, *, accumulation_steps: int, vocab_chunks: int, mesh: Mesh
 ) -> jax.stages.Wrapped:
-    """Returns the jitted update `(state, batch on the mesh) -> StepOutput`; it consumes the state.
+    """Returns the jitted update `(state, batch) -> StepOutput`, both on the mesh; it consumes the state.
 
     Args:
-        model: maps tokens [B, T] to logits.
+        model: maps tokens [B, T] to hidden states.
         optimizer: from `make_optimizer`.
-        accumulation_steps: number of micro-batches; B must be a multiple of it times the devices.
-        mesh: from `sharding.data_mesh`.
+        accumulation_steps: number of micro-batches; B must be a multiple of it times `sharding.row_parts(mesh)`.
+        vocab_chunks: number of parts in which logits are computed, as in `next_token_score`.
+        mesh: from `sharding.make_mesh`.
     """
+    place = lambda tree: jax.lax.with_sharding_constraint(tree, sharding.state_sharding(tree, mesh))
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> StepOutput:
-        loss, gradient, tokens = loss_and_gradient(model, state.params, batch, accumulation_steps=accumulation_steps)
+        loss, gradient, tokens = loss_and_gradient(
+            model,
+            state.params,
+            batch,
+            accumulation_steps=accumulation_steps,
+            vocab_chunks=vocab_chunks,
+            place=place,
+        )
         updates, opt_state = optimizer.transformation.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        tokens_seen = state.tokens_seen.plus(tokens)
         metrics = TrainMetrics(
             loss=loss,
             grad_norm=optax.tree.norm(gradient),
@@ -110,13 +129,31 @@ def make_train_step(
             learning_rate=jnp.asarray(optimizer.learning_rate(state.step), jnp.float32),
             ssm_learning_rate=jnp.asarray(optimizer.ssm_learning_rate(state.step), jnp.float32),
             tokens=tokens,
+            tokens_seen=tokens_seen,
         )
-        return StepOutput(TrainState(state.step + 1, params, opt_state), metrics)
+        metrics = jax.lax.with_sharding_constraint(metrics, sharding.replicated(mesh))
+        # What is carried from step to step stays where it was.
+        return StepOutput(place(TrainState(state.step + 1, tokens_seen, params, opt_state)), metrics)
 
-    copied = sharding.replicated(mesh)
-    return jax.jit(
-        sharding.on_mesh(train_step, mesh),
-        in_shardings=(copied, sharding.batch_sharded(mesh)),
-        out_shardings=copied,
-        donate_argnums=0,
+    return jax.jit(sharding.on_mesh(train_step, mesh), donate_argnums=0)
+
+
+def lower_train_step(config: ConfigDict, model: Decoder, optimizer: Optimizer, mesh: Mesh) -> jax.stages.Lowered:
+    """The update of a config, ready to be compiled for the devices of the mesh, which need not be here.
+
+    Raises:
+        ValueError: mesh axes that do not divide an axis of a parameter.
+    """
+    state = abstract_state(model, optimizer, mesh)
+    shape = (config.data.batch_size, config.data.sequence_length)
+    of_dtype = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.batch_sharding(mesh))
+    batch = {"inputs": of_dtype(jnp.int32), "targets": of_dtype(jnp.int32), "loss_mask": of_dtype(jnp.float32)}
+    step = make_train_step(
+        model,
+        optimizer,
+        accumulation_steps=config.accumulation_steps,
+        vocab_chunks=config.vocab_chunks,
+        mesh=mesh,
     )
+    platform = mesh.devices.flat[0].platform
+    return step.trace(state, batch).lower(lowering_platforms=("cuda" if platform == "gpu" else platform,))

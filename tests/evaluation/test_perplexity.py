@@ -18,10 +18,15 @@ EOS = 256
 
 
 class Bigram:
-    """A language model that looks one token back: its parameters are log P[previous, next]."""
+    """A language model that looks one token back: its logits are rows of its kernel, log P[previous, next]."""
 
-    def apply(self, variables, tokens):
-        return variables["params"][tokens], None
+    def apply(self, variables, tokens, *, unembed):
+        assert not unembed
+        return jax.nn.one_hot(tokens, len(variables["params"]["unembed"]["kernel"])), None
+
+
+def bigram_params(log_probabilities):
+    return {"unembed": {"kernel": jnp.asarray(log_probabilities, jnp.float32)}}
 
 
 def score_texts(log_probabilities, texts, *, context_lengths, max_tokens=None):
@@ -29,14 +34,15 @@ def score_texts(log_probabilities, texts, *, context_lengths, max_tokens=None):
     size = sum(len(text.encode()) for text in texts)
     return context_results(
         Bigram(),
-        jnp.asarray(log_probabilities, jnp.float32),
+        bigram_params(log_probabilities),
         documents,
         load_tokenizer("bytes"),
         context_lengths=context_lengths,
         tokens_per_batch=16,
+        vocab_chunks=3,
         bytes_per_token=size / (size + len(texts)),
         max_tokens=max_tokens,
-        mesh=sharding.data_mesh(jax.devices()[:1]),
+        mesh=sharding.make_mesh(sharding.mesh_config(), jax.devices()[:1]),
     )
 
 
@@ -69,29 +75,11 @@ def test_the_same_tokens_at_every_context_length():
         assert result.bits_per_byte == pytest.approx(nats / (math.log(2) * size), rel=1e-6)
 
 
-def test_padding_never_counts():
-    logits = np.zeros((2, 3, 4), np.float32)
-    logits[1, 2] = np.nan
-    mask = np.array([[1, 0, 1], [1, 0, 0]], np.float32)
-    score = scoring.next_token_score(jnp.asarray(logits), jnp.zeros((2, 3), jnp.int32), mask)
-    assert score.tokens == 3
-    assert score.loss == pytest.approx(math.log(4))
-
-
-def test_bfloat16_logits_are_normalised_in_float32():
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 300)), jnp.bfloat16)
-    targets = jnp.arange(5, dtype=jnp.int32)[None]
-    score = scoring.next_token_score(logits, targets, jnp.ones((1, 5)))
-    exact = np.asarray(logits, np.float64)[0]
-    nats = np.log(np.exp(exact).sum(axis=-1)) - exact[np.arange(5), np.arange(5)]
-    assert score.nats == pytest.approx(nats.sum(), rel=1e-6)
-
-
 def test_nothing_to_score_is_refused():
-    mesh = sharding.data_mesh(jax.devices()[:1])
-    score = scoring.make_score_function(Bigram(), mesh)
+    mesh = sharding.make_mesh(sharding.mesh_config(), jax.devices()[:1])
+    score = scoring.make_score_function(Bigram(), mesh, vocab_chunks=1)
     with pytest.raises(ValueError, match="no token to score"):
-        scoring.score_batches(score, jnp.zeros((257, 257)), [], mesh)
+        scoring.score_batches(score, bigram_params(np.zeros((257, 257))), [], mesh, batch_size=1)
 
 
 def test_the_report(tmp_path, capsys):

@@ -47,7 +47,11 @@ from interdomain_jax.scoring import make_score_function
 model = Decoder(vocab_size=7, d_model=8, num_layers=1, num_heads=2, head_dim=4, state_dim=4, implementation=sys.argv[1])
 parameters = model.clone(implementation="xla").init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 batch = dict(inputs=jnp.ones((8, 20), jnp.int32), targets=jnp.ones((8, 20), jnp.int32), loss_mask=jnp.ones((8, 20)))
-program = make_score_function(model, sharding.data_mesh()).lower(parameters, batch).compile().as_text()
+mesh = sharding.make_mesh(sharding.mesh_config())
+place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+batch = {name: place(x, sharding.batch_sharding(mesh)) for name, x in batch.items()}
+parameters = sharding.placed(parameters, mesh)
+program = make_score_function(model, mesh, vocab_chunks=1).lower(parameters, batch).compile().as_text()
 assert "all-reduce" in program and "all-gather" not in program, program
 """
 

@@ -1,6 +1,8 @@
 """The decoder: patterns of mixers, scanned layers, remat, and decoding that equals the whole-sequence call."""
 
 import functools
+import itertools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interdomain_jax import MIXERS, Decoder
+from interdomain_jax.modules.decoder import Remat
+from interdomain_jax.modules.layers import swiglu_hidden_dim
 
 SMALL = dict(vocab_size=61, d_model=16, num_layers=4, num_heads=2, head_dim=8, state_dim=8, chunk_size=8)
 HYBRID = ("interdomain", "interdomain", "interdomain", "softmax")
@@ -72,35 +76,91 @@ def hybrid_of_two_layers():
     return model, variables, tokens, jax.jit(model.apply)(variables, tokens)[0]
 
 
+def mean_square(model, variables):
+    """A loss of the logits, with its gradient."""
+    return jax.jit(jax.value_and_grad(lambda v: jnp.mean(model.apply(v, tokens_of())[0] ** 2)))(variables)
+
+
+@functools.cache
+def two_repeats(mixers):
+    """A model of layers that are not scanned, and its parameters."""
+    model = Decoder(mixers=mixers, **SMALL | {"num_layers": 2 * len(mixers)})
+    return model, jax.jit(model.init)(jax.random.key(1), tokens_of())
+
+
+@functools.cache
+def mean_square_of_two_repeats(mixers):
+    return mean_square(*two_repeats(mixers))
+
+
+def stacked(tree):
+    """The parameters, or their gradient, as scanned layers hold them."""
+    layers = {name: leaves for name, leaves in tree["params"].items() if name.startswith("layers_")}
+    others = {name: leaves for name, leaves in tree["params"].items() if name not in layers}
+    stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[f"layers_{i}"] for i in range(len(layers))))
+    return {"params": others | {"layers": stack}}
+
+
+@pytest.mark.parametrize(
+    ("remat", "scan_layers"),
+    [("none", True), *itertools.product(("dots", "mixer_inputs", "full"), (False, True))],
+)
+def test_neither_scan_nor_remat_changes_a_gradient(remat, scan_layers):
+    mixers = ("interdomain", "softmax")
+    plain, variables = two_repeats(mixers)
+    value, gradient = mean_square_of_two_repeats(mixers)
+    if scan_layers:
+        variables, gradient = stacked(variables), stacked(gradient)
+    actual, actual_gradient = mean_square(plain.clone(scan_layers=scan_layers, remat=remat), variables)
+    assert float(actual) == pytest.approx(float(value), rel=1e-5)
+    assert jax.tree.structure(actual_gradient) == jax.tree.structure(gradient)
+    for mine, theirs in zip(jax.tree.leaves(actual_gradient), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("mixers", [("interdomain",), ("interdomain", "softmax")])
-@pytest.mark.parametrize("remat", [False, True])
-def test_scanned_layers_are_the_same_function(mixers, remat):
+def test_scanned_layers_decode_alike(mixers):
+    plain, variables = two_repeats(mixers)
+    pieces = in_pieces(plain.clone(scan_layers=True), stacked(variables), tokens_of(), [39, 1])
+    np.testing.assert_allclose(pieces, jax.jit(plain.apply)(variables, tokens_of())[0], atol=1e-4)
+
+
+def kept_bytes(model, tokens):
+    """Bytes that a training step holds from the forward pass until the backward pass."""
+    variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+
+    def loss(variables):
+        return jnp.sum(model.apply(variables, tokens, unembed=False)[0].astype(jnp.float32))
+
+    kept = jax.eval_shape(lambda variables: jax.vjp(loss, variables)[1], variables)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize(
+    ("mixer", "inputs"), [("interdomain", 3), ("single_query", 3), ("dual_linear", 2), ("s4d", 2), ("softmax", 3)]
+)
+def test_remat_keeps_what_it_says(mixer, inputs, scan_layers):
+    """To the byte, in bfloat16: "dots" keeps every product but W2's, which no gradient needs."""
+    settings = SMALL | {"d_model": 32, "head_dim": 8, "num_heads": 3, "num_layers": 2}
+    model = Decoder(mixers=(mixer,), dtype="bfloat16", scan_layers=scan_layers, **settings)
     tokens = tokens_of()
-    settings = SMALL | {"num_layers": 2 * len(mixers)}
-    plain = Decoder(mixers=mixers, **settings)
-    variables = jax.jit(plain.init)(jax.random.key(1), tokens)
-    layers = {name: params for name, params in variables["params"].items() if name.startswith("layers_")}
-    others = {name: params for name, params in variables["params"].items() if name not in layers}
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[f"layers_{i}"] for i in range(len(layers))))
-    scanned = Decoder(mixers=mixers, scan_layers=True, remat=remat, **settings)
-    scanned_variables = {"params": others | {"layers": stacked}}
+    kept = {remat: kept_bytes(model.clone(remat=remat), tokens) for remat in get_args(Remat)}
+    per_channel = 2 * tokens.size * model.num_layers
+    assert kept["mixer_inputs"] - kept["full"] == per_channel * inputs * 24
+    assert kept["dots"] - kept["full"] == per_channel * (inputs * 24 + 32 + 2 * swiglu_hidden_dim(32))
+    assert kept["none"] > 2 * kept["dots"]
 
-    def loss(model, variables):
-        return jnp.mean(model.apply(variables, tokens)[0] ** 2)
 
-    value, gradient = jax.jit(jax.value_and_grad(lambda v: loss(plain, v)))(variables)
-    scanned_value, scanned_gradient = jax.jit(jax.value_and_grad(lambda v: loss(scanned, v)))(scanned_variables)
-    assert float(value) == pytest.approx(float(scanned_value), rel=1e-5)
-    for i in range(len(layers)):
-        pairs = zip(
-            jax.tree.leaves(gradient["params"][f"layers_{i}"]),
-            jax.tree.leaves(scanned_gradient["params"]["layers"]),
-            strict=True,
-        )
-        for mine, theirs in pairs:
-            np.testing.assert_allclose(mine, theirs[i], rtol=1e-3, atol=1e-6)
-    pieces = in_pieces(scanned, scanned_variables, tokens, [39, 1])
-    np.testing.assert_allclose(pieces, jax.jit(plain.apply)(variables, tokens)[0], atol=1e-4)
+def test_hidden_states_in_place_of_logits():
+    model = Decoder(mixers=("softmax",), dtype="bfloat16", **SMALL | {"num_layers": 1})
+    tokens = tokens_of()
+    variables = jax.jit(model.init, static_argnames="unembed")(jax.random.key(1), tokens, unembed=False)
+    logits, _ = jax.jit(model.apply)(variables, tokens)
+    hidden, _ = jax.jit(model.apply, static_argnames="unembed")(variables, tokens, unembed=False)
+    assert (hidden.dtype, hidden.shape) == (jnp.bfloat16, (*tokens.shape, SMALL["d_model"]))
+    kernel = variables["params"]["unembed"]["kernel"].astype(jnp.bfloat16)
+    np.testing.assert_allclose(np.float64(hidden) @ np.float64(kernel), logits, atol=1e-5)
 
 
 def test_a_hybrid_repeats_its_pattern():
@@ -152,6 +212,7 @@ def test_mixed_precision_keeps_float32_parameters_and_logits():
         (dict(chunk_size=0), "chunk_size must lie between 1 and 4096; got 0"),
         (dict(init_std=0.0), "init_std must be above 0; got 0.0"),
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
+        (dict(remat=True), "remat must be one of ('none', 'dots', 'mixer_inputs', 'full'); got True"),
         (
             dict(implementation="cuda"),
             "implementation must be one of (None, 'sequential', 'associative', 'fft', 'xla', 'pallas_tpu', "

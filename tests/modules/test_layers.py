@@ -10,9 +10,11 @@ from interdomain_jax.modules.layers import (
     ShortConvolution,
     SwiGLU,
     apply_rope,
+    convolve,
     normalize_l2,
     swiglu_hidden_dim,
 )
+from interdomain_jax.modules.placement import place_tokens
 
 
 def test_rms_norm_by_hand():
@@ -56,14 +58,17 @@ def test_short_convolution_against_numpy_and_across_calls():
     expected = np.stack(
         [[np.convolve(x[b, :, c], kernel[::-1, c])[:11] for c in range(3)] for b in range(2)]
     ).transpose(0, 2, 1)
-    convolution = ShortConvolution()
-    variables = {"params": {"kernel": jnp.asarray(kernel, jnp.float32)}}
-    whole, last = convolution.apply(variables, jnp.asarray(x, jnp.float32))
+    taps = ShortConvolution().apply({"params": {"kernel": jnp.asarray(kernel, jnp.float32)}}, 3)
+
+    def convolved(x, previous=None):
+        return convolve(jnp.asarray(x, jnp.float32), taps, place_tokens(None, None, *x.shape[:2]), previous)
+
+    whole, last = convolved(x)
     np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(last, x[:, -3:], rtol=1e-6)
     pieces, previous = [], None
     for piece in np.split(np.float32(x), [1, 3, 8], axis=1):
-        y, previous = convolution.apply(variables, jnp.asarray(piece), previous)
+        y, previous = convolved(piece, previous)
         pieces.append(y)
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, rtol=1e-6, atol=1e-6)
 

@@ -1,8 +1,10 @@
 """The optimizer against hand-made tables and NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from configs import common
@@ -49,6 +51,22 @@ def test_rates_of_a_small_run():
     np.testing.assert_allclose(rates, golden, rtol=1e-6)
 
 
+def test_rates_that_are_applied_also_after_a_resume():
+    """torchtitan#1261: a gradient that stays the same has updates of size 1 times the rate."""
+    golden = [0.75e-3, 1.5e-3, 2.25e-3, 3e-3, 2.562125e-3, 1.505e-3, 4.478754e-4, 1e-5]
+    ssm_golden = [0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 8.550179e-4, 5.05e-4, 1.549821e-4, 1e-5]
+    params = {"scale": jnp.zeros(2), "log_delta": jnp.zeros(2)}
+    gradient = {"scale": jnp.full(2, 0.3), "log_delta": jnp.full(2, -0.2)}
+    state = optimizers.make_optimizer(**RECIPE).transformation.init(params)
+    for updates_done, (rate, ssm_rate) in enumerate(zip(golden, ssm_golden, strict=True)):
+        if updates_done in (3, 6):
+            # What a checkpoint holds, and an optimizer made anew.
+            state = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), state)
+        updates, state = optimizers.make_optimizer(**RECIPE).transformation.update(gradient, state, params)
+        np.testing.assert_allclose(updates["scale"], -rate, rtol=1e-5)
+        np.testing.assert_allclose(updates["log_delta"], ssm_rate, rtol=1e-5)
+
+
 def test_rates_without_warmup():
     schedule = optimizers.learning_rate_schedule(1.0, final=0.5, warmup_steps=0, num_steps=2)
     np.testing.assert_allclose([schedule(0), schedule(1)], [0.75, 0.5], rtol=1e-6)
@@ -92,6 +110,8 @@ def test_rates_of_the_published_runs(peak, ssm_peak, tokens, num_steps):
         ({"beta2": 1.0}, "betas are 0.9 and 1.0"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"clip_norm": 0.0}, "clip_norm 0.0"),
+        ({"moment_dtype": "float16"}, "moment_dtype is 'float16'; it must be 'float32' or 'bfloat16'"),
+        ({"moment_dtype": "bfloat16", "beta2": 0.999}, "betas are 0.9 and 0.999; with moments in bfloat16"),
     ],
 )
 def test_arguments_out_of_range_are_refused(changes, message):
@@ -118,6 +138,17 @@ def test_groups_of_every_parameter(scan_layers):
     assert {path[-1].key for path, _ in groups} == GOLDEN_GROUPS.keys()
     for path, group in groups:
         assert group == GOLDEN_GROUPS[path[-1].key], jax.tree_util.keystr(path)
+
+
+def test_without_a_gradient_decay_alone_is_left():
+    """optax#25, as it is applied: 0.1 times the rate in the decayed group, nothing anywhere else."""
+    params = {name: jnp.ones(2) for name in GOLDEN_GROUPS}
+    built = optimizers.make_optimizer(**RECIPE)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = jax.jit(built.transformation.update)(zeros, built.transformation.init(params), params)
+    for name, update in updates.items():
+        decay = 0.1 if GOLDEN_GROUPS[name] == "decay" else 0.0
+        np.testing.assert_allclose(update, -decay * 3e-3 / 4, rtol=1e-6)
 
 
 def test_two_updates_of_each_group_equal_adamw_by_hand():
@@ -152,3 +183,50 @@ def test_two_updates_of_each_group_equal_adamw_by_hand():
             decay = 0.1 if name == "kernel" else 0.0
             expected = expected - rate * (step + decay * expected)
         np.testing.assert_allclose(actual[name], expected, rtol=2e-6, atol=1e-7)
+
+
+def fifty_updates(moment_dtype):
+    """Linear regression on noisy batches; the parameters before and after, and the optimizer's state."""
+    recipe = RECIPE | {"num_steps": 50, "peak_learning_rate": 0.1, "moment_dtype": moment_dtype}
+    built = optimizers.make_optimizer(**recipe)
+    rng = np.random.default_rng(0)
+    start = {"kernel": jnp.asarray(rng.normal(size=(8, 4)), jnp.float32)}
+    wanted = rng.normal(size=(8, 4))
+    params, state = start, built.transformation.init(start)
+    for _ in range(50):
+        inputs = rng.normal(size=(16, 8))
+        targets = inputs @ wanted + 0.1 * rng.normal(size=(16, 4))
+        gradient = {"kernel": 2 * inputs.T @ (inputs @ params["kernel"] - targets) / targets.size}
+        updates, state = built.transformation.update(gradient, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    return start["kernel"], params["kernel"], state
+
+
+def test_moments_in_bfloat16_stay_near_float32():
+    """After fifty updates the parameters are within half a percent of the way they went."""
+    start, expected, _ = fifty_updates("float32")
+    _, actual, state = fifty_updates("bfloat16")
+    (moments,) = (part for part in state if isinstance(part, optax.ScaleByAdamState))
+    assert moments.mu["kernel"].dtype == moments.nu["kernel"].dtype == jnp.bfloat16
+    assert actual.dtype == jnp.float32
+    assert 0 < np.linalg.norm(actual - expected) < 0.005 * np.linalg.norm(expected - start)
+
+
+def test_moments_in_bfloat16_forget():
+    """Fed no more, the second moment shrinks by 5 % an update, as rounding lets it."""
+    built = optimizers.make_optimizer(**(RECIPE | {"moment_dtype": "bfloat16", "num_steps": 101}))
+    params = {"scale": jnp.zeros(1)}
+    state = built.transformation.init(params)
+    for gradient in (1.0, *[0.0] * 100):
+        _, state = built.transformation.update({"scale": jnp.full(1, gradient)}, state, params)
+    (moments,) = (part for part in state if isinstance(part, optax.ScaleByAdamState))
+    assert float(moments.nu["scale"][0]) == pytest.approx(0.05 * 0.95**100, rel=0.2)
+
+
+def test_moments_in_float32_are_optax_own():
+    params = {"kernel": jnp.ones((2, 3)), "log_delta": jnp.ones(2)}
+    state = optimizers.make_optimizer(**RECIPE).transformation.init(params)
+    (moments,) = (part for part in state if isinstance(part, optax.ScaleByAdamState))
+    chex.assert_trees_all_equal(moments, optax.scale_by_adam().init(params))
+    low = optimizers.make_optimizer(**(RECIPE | {"moment_dtype": "bfloat16"})).transformation.init(params)
+    assert jax.tree.structure(low) == jax.tree.structure(state)

@@ -9,7 +9,7 @@ import chex
 import numpy as np
 import pytest
 
-from interdomain_jax import cli
+from interdomain_jax import cli, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.evaluation import perplexity
 from interdomain_jax.training import loop
@@ -133,7 +133,7 @@ def test_a_saved_config_reads_back_the_same(make_config, tmp_path):
 def test_evaluation_without_a_checkpoint_is_refused(make_config, tmp_path):
     for message in ("holds no run", "holds no checkpoint"):
         with pytest.raises(SystemExit) as raised, cli.exit_on_bad_input():
-            perplexity.prepare(tmp_path / "run")
+            perplexity.prepare(tmp_path / "run", sharding.mesh_config())
         assert message in raised.value.code
         workdirs.save_config(tmp_path / "run", make_config())
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
@@ -157,7 +157,7 @@ def test_the_two_commands(tmp_path):
         "--config.model.state_dim=4",
         "--config.model.dtype=bfloat16",
         "--config.model.scan_layers=true",
-        "--config.model.remat=true",
+        "--config.model.remat=full",
         "--config.data.sequence_length=32",
         f"--config.data.directory={tmp_path / 'data'}",
         "--config.optimizer.warmup_steps=2",

@@ -1,0 +1,115 @@
+"""What the person who watches a run is told: figures from the metrics of each update, on file and on the terminal."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from interdomain_jax.hardware import chip
+from interdomain_jax.training.metrics import MetricsWriter
+from interdomain_jax.training.progress import ProgressLine, as_clock
+from interdomain_jax.training.step import TrainMetrics
+from interdomain_jax.training.stopwatch import Stopwatch
+
+
+class Report:
+    """Writes a row for each update, and shows it.
+
+    Rates are averages over the last steps, pauses left out. Model flops are those of `model_flops.py`; MFU is their
+    share of the device's peak, and is left out, as the memory in use is, where the device does not tell.
+
+    Args:
+        mesh: the devices.
+        flops_per_token: model flops of training on one token.
+        num_steps: steps in the whole run.
+        window: steps that a rate is averaged over.
+        writer: takes the rows; None in a process that writes none.
+        progress: shows them.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        flops_per_token: float,
+        num_steps: int,
+        window: int,
+        writer: MetricsWriter | None,
+        progress: ProgressLine,
+    ):
+        self.stopwatch = Stopwatch(window=window)
+        self._flops_per_token = flops_per_token / mesh.size
+        self._chip = chip(mesh.devices.flat[0].device_kind)
+        self._num_steps = num_steps
+        self._writer = writer
+        self._progress = progress
+        self._waited = 0.0
+        self._waited_in_all = 0.0
+
+    @contextlib.contextmanager
+    def data_wait(self) -> Iterator[None]:
+        """Counts the time spent inside as a wait for data."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    def update(self, step: int, metrics: TrainMetrics) -> None:
+        """Waits for the metrics of `step`, records them and shows them."""
+        metrics = jax.device_get(metrics)
+        tokens = int(metrics.tokens)
+        self.stopwatch.lap(tokens)
+        rate = self.stopwatch.rate
+        flops = rate * self._flops_per_token
+        values: dict[str, float] = {
+            name: float(value) for name, value in metrics._asdict().items() if name not in ("tokens", "tokens_seen")
+        } | {
+            "tokens": tokens,
+            "tokens_seen": int(metrics.tokens_seen),
+            "tokens_per_second": rate,
+            "model_tflops_per_device": flops / 1e12,
+            "data_wait_seconds": self._waited,
+        }
+        if self._chip is not None:
+            values["mfu"] = flops / self._chip.flops
+        values |= _memory_in_use()
+        self._waited_in_all += self._waited
+        self._waited = 0.0
+        if self._writer is not None:
+            self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
+        self._progress.update(
+            step,
+            loss=values["loss"],
+            tokens_per_second=rate,
+            mfu=values.get("mfu"),
+            seconds_left=(self._num_steps - step) * tokens / rate,
+        )
+
+    def validation(self, step: int, loss: float) -> None:
+        """Records and shows a validation loss, in nats per token."""
+        if self._writer is not None:
+            self._writer.write(step, {"validation/loss": loss, "validation/perplexity": math.exp(loss)})
+        self._progress.message(f"step {step}: validation loss {loss:.4f} nats per token")
+
+    def closing_line(self, compile_seconds: float) -> str:
+        """Where the time of the run went."""
+        watch = self.stopwatch
+        return (
+            f"trained for {as_clock(watch.seconds)} at {watch.mean_rate:,.0f} tokens/s, "
+            f"{self._waited_in_all / watch.seconds:.1%} of it waiting for data; "
+            f"beside that, {compile_seconds:.1f} s of compilation and {watch.paused_seconds:.1f} s of validation and "
+            "saving"
+        )
+
+
+def _memory_in_use() -> dict[str, float]:
+    """The most that any device of this process has in use, and had at its peak, in GiB; nothing if they do not tell."""
+    stats = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
+    names = {"memory_gib": "bytes_in_use", "peak_memory_gib": "peak_bytes_in_use"}
+    return {
+        name: max(s[key] for s in stats) / 2**30
+        for name, key in names.items()
+        if all(key in s for s in stats) and stats
+    }
