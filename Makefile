@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench kernel-report scaling clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train kernel-report scaling clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -41,6 +41,10 @@ lint: $(VENV)/dev
 bench: $(VENV)/bench
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mlstm-kernels==2.0.6
 	$(BIN)/python -m benchmarks.mixer
+
+# Ten minutes on two CPU cores.
+bench-train: $(VENV)/dev
+	$(BIN)/python -m benchmarks.train_step
 
 # Needs the same environment as test-compiled.
 kernel-report: $(VENV)/dev $(VENV)/compilers

@@ -23,7 +23,9 @@ from interdomain_jax.training.step_report import print_report
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, path.py[:mixers].")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; created if missing.")
-_PROFILE_FROM = flags.DEFINE_integer("profile_from", 0, "First step that the profiler captures; 0 for none.")
+_PROFILE_FROM = flags.DEFINE_integer(
+    "profile_from", 0, "First step that the profiler captures; 0 for none.", lower_bound=0
+)
 _PROFILE_STEPS = flags.DEFINE_integer("profile_steps", 3, "Steps that the profiler captures.", lower_bound=1)
 _COMPILE_ONLY = flags.DEFINE_bool("compile_only", False, "Compiles the step for --topology, reports on it, and ends.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Devices to compile for: 'v5e:16x16', 'v5p:4x4x4', 'h100:8'.")
@@ -43,7 +45,8 @@ def main(_: list[str]) -> None:
             raise ValueError("--workdir is not given; it must name the directory of the run")
         cli.join_processes()
         run = loop.prepare(_CONFIG.value, Path(_WORKDIR.value))
-    loop.train(run, profiled_steps=range(_PROFILE_FROM.value, _PROFILE_FROM.value + _PROFILE_STEPS.value))
+    first = _PROFILE_FROM.value
+    loop.train(run, profiled_steps=range(first, first + _PROFILE_STEPS.value) if first else range(0))
 
 
 if __name__ == "__main__":

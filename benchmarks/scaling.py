@@ -33,6 +33,7 @@ class Row(NamedTuple):
         num_slices: as many TPU slices.
         sequence_length: context, instead of the config's.
         batch_size: sequences in a step, instead of the config's.
+        implementation: of the mixer, instead of the config's.
     """
 
     config: str
@@ -42,33 +43,40 @@ class Row(NamedTuple):
     num_slices: int = 1
     sequence_length: int | None = None
     batch_size: int | None = None
+    implementation: str | None = None
 
     @property
     def name(self) -> str:
         """What `--rows` chooses by."""
         slices = f"{self.num_slices} x " if self.num_slices > 1 else ""
         context = f" {self.sequence_length:,}" if self.sequence_length else ""
-        return f"{self.config} {slices}{self.topology}{context}"
+        kernels = f" {self.implementation}" if self.implementation else ""
+        return f"{self.config} {slices}{self.topology}{context}{kernels}"
 
 
 # A batch of 128 sequences is spread over 128 devices at most; with more, a sequence is cut too. Sixteen parts of the
 # parameters fit every chip, and pieces much smaller than a tile are sent padded or as a sum.
 ROWS = (
     Row("125m", "v5e:2x2", {"fsdp": 4}, accumulation_steps=4),
+    Row("125m", "v5e:2x2", {"fsdp": 4}, accumulation_steps=4, implementation="pallas_tpu"),
     Row("350m", "v5e:4x4", {"fsdp": 16}, accumulation_steps=2),
     Row("760m", "v5e:8x8", {"data": 4, "fsdp": 16}),
     Row("1_3b", "v5e:16x16", {"data": 8, "fsdp": 16, "seq": 2}),
+    Row("1_3b", "v5e:16x16", {"data": 8, "fsdp": 16, "seq": 2}, implementation="pallas_tpu"),
     Row("1_3b", "v4:4x4x4", {"data": 4, "fsdp": 16}),
     Row("1_3b", "v5p:4x4x4", {"data": 4, "fsdp": 16}),
+    Row("1_3b", "v5p:4x4x4", {"data": 4, "fsdp": 16}, implementation="pallas_tpu"),
     Row("1_3b", "v6e:8x8", {"data": 4, "fsdp": 16}),
     Row("1_3b", "v5e:16x16", {"data": 8, "fsdp": 16, "seq": 4}, num_slices=2),
     Row("1_3b", "v5p:4x4x4", {"seq": 64}, sequence_length=2**20, batch_size=1),
+    Row("1_3b", "v5p:4x4x4", {"seq": 64}, sequence_length=2**20, batch_size=1, implementation="pallas_tpu"),
     Row("125m", "h100:8", {"fsdp": 8}, accumulation_steps=2),
     Row("1_3b", "h100:8", {"fsdp": 8}, accumulation_steps=4),
 )
 
 _COLUMNS = (
     "model",
+    "mixer",
     "topology",
     "mesh",
     "context",
@@ -85,11 +93,12 @@ _COLUMNS = (
 HEADER = f"""# Scaling
 
 Written by `make scaling`; nothing here was timed. Each row is the training step of a config, compiled by the device's
-own compiler for a whole topology. "Memory" is what one device holds at its peak, and of how much; "sent" is what it
-sends in a step over the links between chips, and between slices over the data centre's network. The roofline is the
-longest of the arithmetic, the memory traffic and the links' traffic, each at the maker's peak and all at once: no step
-is shorter. "MFU" is the model flops utilisation that such a step would have; "days" is how long the paper's tokens
-would take. The traffic between slices is not in the roofline.
+own compiler for a whole topology. "XLA" is the mixer's default form, "pallas_tpu" the kernels, whose traffic and
+arithmetic are as they state them to the compiler. "Memory" is what one device holds at its peak, and of how much;
+"sent" is what it sends in a step over the links between chips, and between slices over the data centre's network. The
+roofline is the longest of the arithmetic, the memory traffic and the links' traffic, each at the maker's peak and all
+at once: no step is shorter. "MFU" is the model flops utilisation that such a step would have; "days" is how long the
+paper's tokens would take. The traffic between slices is not in the roofline.
 
 | {" | ".join(_COLUMNS)} |
 |{"---|" * len(_COLUMNS)}
@@ -104,6 +113,7 @@ def config_of(row: Row) -> ConfigDict:
     config = importlib.import_module(f"configs.{row.config}").get_config()
     config.mesh = {axis: row.mesh.get(axis, 1) for axis in AXES}
     config.accumulation_steps = row.accumulation_steps
+    config.model.implementation = row.implementation
     config.data.sequence_length = row.sequence_length or config.data.sequence_length
     config.data.batch_size = row.batch_size or config.data.batch_size
     return config
@@ -116,6 +126,7 @@ def table_row(row: Row) -> str:
     tokens = config.data.batch_size * config.data.sequence_length
     cells = [
         row.config,
+        row.implementation or "XLA",
         f"{row.num_slices} x {row.topology}" if row.num_slices > 1 else row.topology,
         ", ".join(f"{axis} {size}" for axis, size in row.mesh.items()),
         f"{config.data.sequence_length:,}",

@@ -2,10 +2,24 @@
 
 from typing import NamedTuple
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from interdomain_jax import sharding
 from interdomain_jax.data.tokenizers import Tokenizer, load_tokenizer
 from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.modules.mixers import require_whole_rows
+
+POSITIVE_FIELDS = (
+    "num_steps",
+    "accumulation_steps",
+    "vocab_chunks",
+    "eval_every",
+    "eval_tokens",
+    "checkpoint_every",
+    "checkpoints_to_keep",
+    "log_every",
+)
 
 
 class Experiment(NamedTuple):
@@ -33,6 +47,49 @@ def build_experiment(config: ConfigDict) -> Experiment:
             f"{config.data.tokenizer!r} has {tokenizer.vocab_size} ids; it must be at least that"
         )
     return Experiment(model, tokenizer)
+
+
+def check_fields(config: ConfigDict) -> None:
+    """Checks the numbers of a training config that stand by themselves.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    for field in POSITIVE_FIELDS:
+        require_positive(field, config[field])
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed is {config.seed}; it must be at least 0 and below 2**32")
+    require_positive("data.shuffle_buffer", config.data.shuffle_buffer)
+
+
+def check_batch(config: ConfigDict, mesh: Mesh) -> None:
+    """Checks that the batches of a config can be laid out on the mesh.
+
+    Raises:
+        ValueError: they cannot; the message names the field.
+    """
+    batch_size, accumulation_steps = config.data.batch_size, config.accumulation_steps
+    parts = sharding.row_parts(mesh)
+    require_positive("data.batch_size", batch_size)
+    if batch_size % (accumulation_steps * parts):
+        raise ValueError(
+            f"data.batch_size is {batch_size}; it must be a multiple of accumulation_steps times mesh.data times "
+            f"mesh.fsdp, {accumulation_steps} x {parts}"
+        )
+    check_rows(config, mesh)
+
+
+def check_rows(config: ConfigDict, mesh: Mesh) -> None:
+    """Checks that the rows of a config can be split as the mesh splits them.
+
+    Raises:
+        ValueError: they cannot; the message names the field.
+    """
+    parts = mesh.shape["seq"]
+    if config.data.sequence_length % parts:
+        raise ValueError(f"data.sequence_length is {config.data.sequence_length}; mesh.seq={parts} must divide it")
+    if "softmax" in config.model.mixers:
+        sharding.on_mesh(require_whole_rows, mesh)()
 
 
 def require_positive(field: str, value: int) -> None:

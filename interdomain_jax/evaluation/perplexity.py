@@ -20,8 +20,7 @@ from interdomain_jax.data.loader import (
     open_corpus,
 )
 from interdomain_jax.data.tokenizers import Tokenizer
-from interdomain_jax.experiment import build_experiment, require_positive
-from interdomain_jax.modules.mixers import require_whole_rows
+from interdomain_jax.experiment import build_experiment, check_rows, require_positive
 from interdomain_jax.scoring import LanguageModel, make_score_function, score_batches
 
 CONTEXT_MULTIPLES = (1, 2, 4)
@@ -113,8 +112,7 @@ def prepare(workdir: Path, mesh_sizes: Mapping[str, int], *, max_tokens: int | N
     step = workdirs.latest_step(workdir)
     model, tokenizer = build_experiment(config)
     mesh = sharding.make_mesh(mesh_sizes)
-    if "softmax" in config.model.mixers:
-        sharding.on_mesh(require_whole_rows, mesh)()
+    check_rows(config, mesh)
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))
     return Trained(
         config=config,

@@ -3,7 +3,6 @@
 from typing import Any
 
 import grain
-import grain.checkpoint
 import orbax.checkpoint as ocp
 
 from interdomain_jax import workdir as workdirs
@@ -14,14 +13,15 @@ _DATA_ITEM = "data"
 
 
 def save(checkpoints: ocp.CheckpointManager, state: TrainState, batches: grain.DatasetIterator) -> None:
-    """Saves `state`, and `batches` at its present position, under the state's step.
+    """Saves `state`, and `batches` at its present position, under the state's step; every process calls it.
 
+    The position is the same in all processes, so one of them writes it, and any number of them can go on from it.
     Returns once the arrays are copied from the devices; the files are written in the background.
     """
     args = {
         workdirs.PARAMS_ITEM: ocp.args.StandardSave(state.params),
         _OPTIMIZER_ITEM: ocp.args.StandardSave(_optimizer_item(state)),
-        _DATA_ITEM: grain.checkpoint.CheckpointSave(batches),
+        _DATA_ITEM: ocp.args.JsonSave(batches.get_state()),
     }
     checkpoints.save(int(state.step), args=ocp.args.Composite(**args))
 
@@ -43,9 +43,10 @@ def restore(
     args = {
         workdirs.PARAMS_ITEM: ocp.args.StandardRestore(abstract.params),
         _OPTIMIZER_ITEM: ocp.args.StandardRestore(_optimizer_item(abstract)),
-        _DATA_ITEM: grain.checkpoint.CheckpointRestore(batches),
+        _DATA_ITEM: ocp.args.JsonRestore(),
     }
     items = checkpoints.restore(step, args=ocp.args.Composite(**args))
+    batches.set_state(items[_DATA_ITEM])
     optimizer = items[_OPTIMIZER_ITEM]
     return TrainState(
         step=optimizer["step"],

@@ -21,10 +21,9 @@ from interdomain_jax.data.loader import (
     train_iterator,
 )
 from interdomain_jax.data.tokenizers import Tokenizer
-from interdomain_jax.experiment import build_experiment, require_positive
+from interdomain_jax.experiment import build_experiment, check_batch, check_fields
 from interdomain_jax.model_flops import train_step_flops
 from interdomain_jax.modules.decoder import Decoder
-from interdomain_jax.modules.mixers import require_whole_rows
 from interdomain_jax.scoring import ScoreFunction, make_score_function, score_batches
 from interdomain_jax.training import checkpoints as checkpointing
 from interdomain_jax.training.loss_curve import draw_loss_curve
@@ -34,17 +33,6 @@ from interdomain_jax.training.progress import ProgressLine
 from interdomain_jax.training.report import Report
 from interdomain_jax.training.state import TrainState, abstract_state, init_state
 from interdomain_jax.training.step import TrainMetrics, lower_train_step
-
-POSITIVE_FIELDS = (
-    "num_steps",
-    "accumulation_steps",
-    "vocab_chunks",
-    "eval_every",
-    "eval_tokens",
-    "checkpoint_every",
-    "checkpoints_to_keep",
-    "log_every",
-)
 
 
 class Run(NamedTuple):
@@ -70,11 +58,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Run:
         ValueError: a field is out of range, or `workdir` holds a run with another config.
         FileNotFoundError: a file that the config names does not exist.
     """
-    for field in POSITIVE_FIELDS:
-        require_positive(field, config[field])
-    if not 0 <= config.seed < 2**32:
-        raise ValueError(f"seed is {config.seed}; it must be at least 0 and below 2**32")
-    require_positive("data.shuffle_buffer", config.data.shuffle_buffer)
+    check_fields(config)
     mesh = sharding.make_mesh(config.mesh)
     model, tokenizer = build_experiment(config)
     optimizer = make_optimizer(num_steps=config.num_steps, **config.optimizer)
@@ -153,13 +137,15 @@ def train(run: Run, *, profiled_steps: range = range(0)) -> TrainState:
         # The metrics of a step are fetched while the next one runs, so that the device never waits
         # for the host; a pause for validation, a checkpoint or the profiler fetches them first.
         running: tuple[int, TrainMetrics] | None = None
+        captured = range(max(start + 1, profiled_steps.start), min(config.num_steps + 1, profiled_steps.stop))
         for step in range(start + 1, config.num_steps + 1):
-            if step == profiled_steps.start:
+            if step in captured and step == captured[0]:
                 jax.profiler.start_trace(run.workdir / "profile")
             with report.data_wait():
                 batch = next(batches)
             batch = sharding.place_batch(batch, mesh, config.data.batch_size)
-            state, metrics = compiled_step(state, batch)
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                state, metrics = compiled_step(state, batch)
             if running:
                 report.update(*running)
             running = step, metrics
@@ -167,13 +153,14 @@ def train(run: Run, *, profiled_steps: range = range(0)) -> TrainState:
             is_last = step == config.num_steps
             validates = is_last or step % config.eval_every == 0
             saves = is_last or step % config.checkpoint_every == 0
-            profiled = profiled_steps.start <= step and (step == profiled_steps.stop - 1 or is_last)
-            if validates or saves or profiled:
+            ends_capture = step in captured and step == captured[-1]
+            if validates or saves or ends_capture:
                 report.update(*running)
                 running = None
-            if profiled:
-                jax.profiler.stop_trace()
             with report.stopwatch.paused():
+                if ends_capture:
+                    progress.phase("saving the profile")
+                    jax.profiler.stop_trace()
                 if validates:
                     progress.phase("validating")
                     report.validation(step, _validation_loss(run, score, state.params))
@@ -184,28 +171,6 @@ def train(run: Run, *, profiled_steps: range = range(0)) -> TrainState:
         progress.phase("done")
         progress.message(report.closing_line(compile_seconds))
     return state
-
-
-def check_batch(config: ConfigDict, mesh: Mesh) -> None:
-    """Checks that the batches of a config, and their rows, can be laid out on the mesh.
-
-    Raises:
-        ValueError: they cannot; the message names the field.
-    """
-    batch_size, accumulation_steps = config.data.batch_size, config.accumulation_steps
-    parts = sharding.row_parts(mesh)
-    require_positive("data.batch_size", batch_size)
-    if batch_size % (accumulation_steps * parts):
-        raise ValueError(
-            f"data.batch_size is {batch_size}; it must be a multiple of accumulation_steps times mesh.data times "
-            f"mesh.fsdp, {accumulation_steps} x {parts}"
-        )
-    if config.data.sequence_length % mesh.shape["seq"]:
-        raise ValueError(
-            f"data.sequence_length is {config.data.sequence_length}; mesh.seq={mesh.shape['seq']} must divide it"
-        )
-    if "softmax" in config.model.mixers:
-        sharding.on_mesh(require_whole_rows, mesh)()
 
 
 def _train_batches(run: Run) -> grain.DatasetIterator[Batch]:

@@ -1,5 +1,6 @@
 """What the person who watches a run is told: figures from the metrics of each update, on file and on the terminal."""
 
+import collections
 import contextlib
 import math
 import time
@@ -46,19 +47,22 @@ class Report:
         self._num_steps = num_steps
         self._writer = writer
         self._progress = progress
-        self._waited = 0.0
+        # Of the steps that have begun and are not recorded: the next one begins before a step's metrics are there.
+        self._waits: collections.deque[float] = collections.deque()
         self._waited_in_all = 0.0
 
     @contextlib.contextmanager
     def data_wait(self) -> Iterator[None]:
-        """Counts the time spent inside as a wait for data."""
+        """Counts the time spent inside as the wait for data of the next step; once for each step."""
         start = time.perf_counter()
         yield
-        self._waited += time.perf_counter() - start
+        self._waits.append(time.perf_counter() - start)
 
     def update(self, step: int, metrics: TrainMetrics) -> None:
         """Waits for the metrics of `step`, records them and shows them."""
         metrics = jax.device_get(metrics)
+        waited = self._waits.popleft()
+        self._waited_in_all += waited
         tokens = int(metrics.tokens)
         self.stopwatch.lap(tokens)
         rate = self.stopwatch.rate
@@ -70,13 +74,11 @@ class Report:
             "tokens_seen": int(metrics.tokens_seen),
             "tokens_per_second": rate,
             "model_tflops_per_device": flops / 1e12,
-            "data_wait_seconds": self._waited,
+            "data_wait_seconds": waited,
         }
         if self._chip is not None:
             values["mfu"] = flops / self._chip.flops
         values |= _memory_in_use()
-        self._waited_in_all += self._waited
-        self._waited = 0.0
         if self._writer is not None:
             self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
         self._progress.update(
@@ -99,8 +101,8 @@ class Report:
         return (
             f"trained for {as_clock(watch.seconds)} at {watch.mean_rate:,.0f} tokens/s, "
             f"{self._waited_in_all / watch.seconds:.1%} of it waiting for data; "
-            f"beside that, {compile_seconds:.1f} s of compilation and {watch.paused_seconds:.1f} s of validation and "
-            "saving"
+            f"beside that, {compile_seconds:.1f} s of compilation and {watch.paused_seconds:.1f} s of pauses to "
+            "validate and save"
         )
 
 

@@ -14,6 +14,23 @@ DOCUMENTS = [
     for n, name in enumerate(("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta"))
 ]
 
+SMALL = {
+    "model.d_model": 16,
+    "model.num_layers": 1,
+    "model.num_heads": 2,
+    "model.head_dim": 8,
+    "model.state_dim": 4,
+    "data.sequence_length": 32,
+    "data.batch_size": 4,
+    "optimizer.warmup_steps": 2,
+    "optimizer.peak_learning_rate": 1e-2,
+    "num_steps": 12,
+    "eval_every": 6,
+    "eval_tokens": 200,
+    "checkpoint_every": 4,
+    "accumulation_steps": 4,
+}
+
 
 @pytest.fixture
 def make_config() -> Callable[..., ConfigDict]:
@@ -21,23 +38,7 @@ def make_config() -> Callable[..., ConfigDict]:
 
     def make(overrides: dict[str, Any] | None = None) -> ConfigDict:
         config = tiny.get_config()
-        small = {
-            "model.d_model": 16,
-            "model.num_layers": 1,
-            "model.num_heads": 2,
-            "model.head_dim": 8,
-            "model.state_dim": 4,
-            "data.sequence_length": 32,
-            "data.batch_size": 4,
-            "optimizer.warmup_steps": 2,
-            "optimizer.peak_learning_rate": 1e-2,
-            "num_steps": 12,
-            "eval_every": 6,
-            "eval_tokens": 200,
-            "checkpoint_every": 4,
-            "accumulation_steps": 4,
-        }
-        config.update_from_flattened_dict(small | (overrides or {}))
+        config.update_from_flattened_dict(SMALL | (overrides or {}))
         return config.lock()
 
     return make

@@ -1,0 +1,57 @@
+"""Runs a program in several processes, joined over the loopback network as the hosts of a pod are."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_processes(count: int, program: str, *flags: str, devices: int = 1, timeout: float = 240.0) -> list[str]:
+    """What each process of the Python program prints; fails the test unless all of them end well and in time.
+
+    Args:
+        count: of processes; each also gets the flags of `cli.join_processes`, unless it is alone.
+        program: source text.
+        flags: of its command line.
+        devices: virtual devices of each process.
+        timeout: seconds, after which, as after the first failure, those that still run are killed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "PYTHONPATH": str(ROOT),
+    }
+    logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115
+    processes = []
+    try:
+        for number, log in enumerate(logs):
+            join = (f"--coordinator_address={address}", f"--num_processes={count}", f"--process_id={number}")
+            command = [sys.executable, "-c", program, *flags, *(join if count > 1 else ())]
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
+        deadline = time.monotonic() + timeout
+        codes: list[int | None] = [None] * count
+        while None in codes and not any(codes) and time.monotonic() < deadline:
+            time.sleep(0.1)
+            codes = [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    outputs = []
+    for log in logs:
+        with log:
+            log.seek(0)
+            outputs.append(log.read().decode(errors="replace"))
+    report = "\n".join(
+        f"process {n} ended with {code}:\n{text}" for n, (code, text) in enumerate(zip(codes, outputs, strict=True))
+    )
+    assert codes == [0] * count, f"within {timeout} s, None for one that was still running:\n{report}"
+    return outputs
