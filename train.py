@@ -5,7 +5,7 @@
 Any field of the config can be given as a flag, such as `--config.num_steps=1000`. The same command
 line goes on where an interrupted run stopped.
 
-    python train.py --config=configs/1_3b.py --config.mesh.fsdp=16 --compile_only --topology=v5e:16x16
+    python train.py --config=configs/1_3b.py --config.mesh.fsdp=8 --compile_only --topology=v5e:2x4
 
 compiles the step for devices that are not there, and says what it needs.
 """
