@@ -42,7 +42,7 @@ bench: $(VENV)/bench
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mlstm-kernels==2.0.6
 	$(BIN)/python -m benchmarks.mixer
 
-# Ten minutes on two CPU cores.
+# A quarter of an hour on two CPU cores, most of it softmax attention.
 bench-train: $(VENV)/dev
 	$(BIN)/python -m benchmarks.train_step
 

@@ -53,7 +53,7 @@ def row_major(batches, key):
 def shares(batch_size, cuts):
     """The rows of a batch, cut into neighbours at these places."""
     bounds = sorted({0, batch_size, *(cut for cut in cuts if cut < batch_size)})
-    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+    return [list(range(start, stop)) for start, stop in itertools.pairwise(bounds)]
 
 
 def joined(batches_of):
