@@ -116,10 +116,12 @@ def _filled(sizes: Mapping[str, int], num_devices: int) -> tuple[int, ...]:
     """The size of each axis, -1 filled in."""
     given = ", ".join(f"{axis}={sizes[axis]}" for axis in AXES)
     if any(size < 1 and size != -1 for size in sizes.values()) or list(sizes.values()).count(-1) > 1:
-        raise ValueError(f"mesh is {given}; every size must be at least 1, or -1 for one of them: what is left")
+        raise ValueError(f"mesh is {given}; sizes must be at least 1; one of them may be -1, for as many as are left")
     known = math.prod(size for size in sizes.values() if size != -1)
-    if (num_devices % known) if -1 in sizes.values() else (num_devices != known):
-        raise ValueError(f"mesh is {given}, which does not fit {num_devices} devices; the sizes must multiply to that")
+    if -1 in sizes.values() and num_devices % known:
+        raise ValueError(f"mesh is {given}; the sizes without the -1 must divide the number of devices, {num_devices}")
+    if -1 not in sizes.values() and num_devices != known:
+        raise ValueError(f"mesh is {given}; the sizes must multiply to the number of devices, {num_devices}")
     return tuple(num_devices // known if sizes[axis] == -1 else sizes[axis] for axis in AXES)
 
 

@@ -68,9 +68,9 @@ def sentence_of(function, *arguments):
 
 # For the one device of this process.
 SIZES = [
-    ({"data": 2}, ("mesh is data=2, fsdp=1", "1 device")),
-    ({"fsdp": 3}, ("mesh is data=-1, fsdp=3", "1 device")),
-    ({"fsdp": -1}, ("data=-1, fsdp=-1", "-1 for one of them")),
+    ({"data": 2}, ("mesh is data=2, fsdp=1", "multiply to the number of devices, 1")),
+    ({"fsdp": 3}, ("mesh is data=-1, fsdp=3", "divide the number of devices, 1")),
+    ({"fsdp": -1}, ("data=-1, fsdp=-1", "one of them may be -1")),
     ({"tensor": 0}, ("tensor=0", "at least 1")),
     ({"seq": -2}, ("seq=-2", "at least 1")),
 ]
@@ -91,8 +91,8 @@ def test_sizes_that_no_mesh_has(tmp_path, sizes, named):
 
 # For eight.
 SHARED = [
-    ({"mesh.data": 3, "mesh.fsdp": 2}, ("data=3, fsdp=2", "8 devices")),
-    ({"mesh.fsdp": 3}, ("data=-1, fsdp=3", "8 devices")),
+    ({"mesh.data": 3, "mesh.fsdp": 2}, ("data=3, fsdp=2", "multiply to the number of devices, 8")),
+    ({"mesh.fsdp": 3}, ("data=-1, fsdp=3", "divide the number of devices, 8")),
     ({"mesh.tensor": 2}, ("embed/embedding", "257", "'vocab'", "mesh.tensor=2")),
     ({"mesh.tensor": 8, "model.vocab_size": 264}, ("'heads'", "mesh.tensor=8")),
     ({"mesh.seq": 8, "model.d_model": 100}, ("100", "'embed'", "mesh.seq=8")),
@@ -137,7 +137,7 @@ def test_topologies_that_are_none(topology, num_slices, named):
 
 COMPILED = [
     ({"accumulation_steps": 0}, ("accumulation_steps is 0",)),
-    ({"mesh.data": 3}, ("mesh is data=3", "1 device")),
+    ({"mesh.data": 3}, ("mesh is data=3", "number of devices, 1")),
     ({"data.batch_size": 6, "accumulation_steps": 4}, ("data.batch_size is 6", "4 x 1")),
 ]
 
