@@ -153,7 +153,7 @@ def _figures(report: StepReport, budget: int) -> list[str]:
         f"{report.step_seconds:.3f}",
         report.bound,
         f"{report.mfu_ceiling:.0%}",
-        f"{budget / report.tokens_per_second / 86_400:.1f}",
+        f"{budget / report.tokens_per_second / 86_400:.2f}",
     ]
 
 
