@@ -5,7 +5,7 @@ import importlib
 import jax
 import pytest
 
-from benchmarks.scaling import ROWS, config_of
+from benchmarks.topology_rows import ROWS, config_of
 from interdomain_jax.topologies import missing_compiler
 from interdomain_jax.training import compile_only as compiling
 
