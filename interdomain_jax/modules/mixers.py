@@ -7,7 +7,7 @@ cube are settings of `InterdomainAttention`, listed in `MIXERS`.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -162,7 +162,7 @@ class InterdomainAttention(nn.Module):
                 parameters[f"{name}_convolution"] = taps
         parameters |= self._input_norm() | self._dynamics()
         # Everything between the projections runs on each device's own rows, heads and tokens.
-        cache_axes: Any = "B" if cache is None else RecurrentCache("B H", "B K H", "B")  # type: ignore[arg-type]
+        cache_axes = "B" if cache is None else RecurrentCache._make(("B H", "B K H", "B"))
         parameter_axes = {name: _PARAMETER_AXES.get(name, "H") for name in parameters}
         mix = over_mesh(
             self._mix,

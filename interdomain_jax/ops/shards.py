@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Bool, Int
 
 from interdomain_jax.array_types import SegmentIds, State
-from interdomain_jax.ops.dynamics import Dynamics, complex_multiply, lambda_powers
+from interdomain_jax.ops.dynamics import MAX_LAG, Dynamics, complex_multiply, lambda_powers
 from interdomain_jax.ops.packing import find_documents
 
 # Mesh axes that rows, heads and tokens may lie on. A mesh may lack any of them; along others arrays are whole.
@@ -157,8 +157,13 @@ def gather_shards(segment_ids: SegmentIds | None, batch: int, length: int, axis_
         segment_ids: [B, T] of this shard's tokens, or None for one document a row.
         batch: B.
         length: T.
+
+    Raises:
+        ValueError: the row is longer than any lag that a power of lambda is taken for.
     """
     number, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
+    if length * size > MAX_LAG:
+        raise ValueError(f"a row split over {axis_name!r} may hold {MAX_LAG} tokens; got {size} x {length}.")
     if segment_ids is None:
         # One document without an id: nothing to tell.
         count, none = jnp.full((size, batch), length), jnp.zeros((size, batch), jnp.int32)

@@ -48,9 +48,8 @@ def init_state(model: Decoder, optimizer: Optimizer, *, seed: int, mesh: Mesh) -
 
     The values depend on `seed` alone, not on the mesh.
     """
-    init = functools.partial(_init, model, optimizer)
-    places = sharding.state_sharding(jax.eval_shape(init, jax.random.key(0)), mesh)
-    return jax.jit(init, out_shardings=places)(jax.random.key(seed))
+    places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
+    return jax.jit(functools.partial(_init, model, optimizer), out_shardings=places)(jax.random.key(seed))
 
 
 def abstract_state(model: Decoder, optimizer: Optimizer, mesh: Mesh) -> TrainState:

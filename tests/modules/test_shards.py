@@ -1,7 +1,13 @@
 """Rows whose tokens are split over devices: outputs, states and all gradients are those of whole rows."""
 
-import pytest
+from functools import partial
 
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from interdomain_jax.ops.shards import gather_shards
 from tests.virtual_devices import run_on_eight_devices
 
 OP = """
@@ -88,3 +94,20 @@ for segment_ids in (None, ids):
 def test_the_mixers(mixer):
     """With short convolutions, RoPE and caches, and padding inside documents."""
     run_on_eight_devices(MIXER, mixer)
+
+
+def test_a_row_longer_than_any_lag_is_refused():
+    mesh = jax.make_mesh((1,), ("seq",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    gather = partial(gather_shards, None, 1, axis_name="seq")
+    for length, refused in ((2**24 - 1, False), (2**24, True)):
+        split = jax.shard_map(
+            lambda x, length=length: gather(length).tokens + x,
+            mesh=mesh,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+        )
+        if refused:
+            with pytest.raises(ValueError, match="may hold 16777215 tokens; got 1 x 16777216"):
+                jax.eval_shape(split, jnp.zeros((), jnp.int32))
+        else:
+            jax.eval_shape(split, jnp.zeros((), jnp.int32))
