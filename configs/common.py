@@ -115,10 +115,23 @@ def base_config(mixers: str) -> ConfigDict:
     config.eval_every = 500
     # ...on this many tokens from the start of the validation split.
     config.eval_tokens = 10_485_760
-    # Saves a checkpoint every so many updates, and at the end.
+    # Saves a checkpoint every so many updates, at the end, and where the validation loss is the smallest so far...
     config.checkpoint_every = 1000
-    # Latest checkpoints to keep.
+    # ...and when the last one is so many minutes old; 0 for never.
+    config.checkpoint_minutes = 15.0
+    # Latest checkpoints to keep...
     config.checkpoints_to_keep = 2
+    # ...and others, those with the smallest validation losses.
+    config.best_checkpoints_to_keep = 1
+    # Updates in a row that may be skipped, because a loss or gradient was not finite or a spike, before the run stops.
+    config.max_skipped_in_a_row = 10
+    # A loss so many standard deviations above the mean of the last 100 or so is a spike. What to do about one: "none";
+    # "skip" its update; or "rewind" to the last checkpoint and go on from there with the data behind the spike.
+    config.spikes = ConfigDict()
+    config.spikes.action = "none"
+    config.spikes.threshold = 8.0
+    # Ends a run in which nothing has moved for so many seconds; compiling, saving and restoring count as one move each.
+    config.hang_seconds = 1800.0
     # Off a terminal, logs a line every so many updates; tokens/s is an average over as many.
     config.log_every = 10
     return config

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -31,6 +32,12 @@ def new_chart(*, title: str, x_label: str, y_label: str) -> Chart:
     style(axes)
     axes.margins(x=0.02)
     return Chart(figure, axes)
+
+
+def save(chart: Chart, path: epath.Path) -> None:
+    """Writes the chart as a PNG."""
+    with path.open("wb") as file:
+        chart.figure.savefig(file, format="png")
 
 
 def style(axes: Axes) -> None:

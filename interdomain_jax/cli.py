@@ -3,14 +3,19 @@
 import contextlib
 import difflib
 import logging as python_logging
+import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
+
+from interdomain_jax.errors import RunError
+from interdomain_jax.preemption import Preempted
 
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Joins the processes of a TPU pod, a Slurm job or the coordinator below into one run."
@@ -22,22 +27,68 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all."
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this process, from 0.")
 
 
+_PEER_TIMEOUT = flags.DEFINE_integer(
+    "peer_timeout",
+    60,
+    "Seconds of silence after which a process counts as dead and the others end; five times that at the start.",
+    lower_bound=1,
+)
+
+
 def join_processes() -> None:
     """Joins the processes of the run, as the flags say; call it before anything asks JAX for devices.
 
     Raises:
         ValueError: flags that do not go together.
+        TimeoutError: a process did not join in time; the message names it.
     """
     address, count, number = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
     if address is None and count is None and number is None:
-        if _DISTRIBUTED.value:
-            jax.distributed.initialize()
-        return
-    if address is None or count is None or number is None:
+        if not _DISTRIBUTED.value:
+            return
+    elif address is None or count is None or number is None:
         raise ValueError("--coordinator_address, --num_processes and --process_id go together; give all three or none")
-    if not 0 <= number < count:
+    elif not 0 <= number < count:
         raise ValueError(f"--process_id is {number}; it must be at least 0 and below --num_processes, {count}")
-    jax.distributed.initialize(address, count, number)
+    # SIGTERM is ours: JAX's own service would take it, and tell only those that ask between two steps.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        address,
+        count,
+        number,
+        initialization_timeout=5 * _PEER_TIMEOUT.value,
+        heartbeat_timeout_seconds=_PEER_TIMEOUT.value,
+        shutdown_timeout_seconds=_PEER_TIMEOUT.value,
+    )
+
+
+@contextlib.contextmanager
+def end_of_run() -> Iterator[None]:
+    """Ends the process as a run ends: 0 if it was asked to, else 1 with one sentence where that says it all.
+
+    Threads that still compile, and processes that wait for this one, are not waited for.
+    """
+    try:
+        yield
+    except Preempted:
+        logging.info("asked to stop before the first step: nothing is lost; the same command goes on")
+        _leave(0)
+    except RunError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        _leave(1)
+    except Exception:
+        if jax.process_count() == 1:
+            raise
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(code: int) -> None:
+    if code == 0 and jax.process_count() > 1:
+        jax.distributed.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

@@ -18,8 +18,12 @@ POSITIVE_FIELDS = (
     "eval_tokens",
     "checkpoint_every",
     "checkpoints_to_keep",
+    "max_skipped_in_a_row",
     "log_every",
 )
+
+
+SPIKE_ACTIONS = ("none", "skip", "rewind")
 
 
 class Experiment(NamedTuple):
@@ -60,6 +64,16 @@ def check_fields(config: ConfigDict) -> None:
     if not 0 <= config.seed < 2**32:
         raise ValueError(f"seed is {config.seed}; it must be at least 0 and below 2**32")
     require_positive("data.shuffle_buffer", config.data.shuffle_buffer)
+    if config.best_checkpoints_to_keep < 0:
+        raise ValueError(f"best_checkpoints_to_keep is {config.best_checkpoints_to_keep}; it must not be negative")
+    if config.checkpoint_minutes < 0:
+        raise ValueError(f"checkpoint_minutes is {config.checkpoint_minutes}; it must not be negative, 0 for never")
+    if config.hang_seconds <= 0:
+        raise ValueError(f"hang_seconds is {config.hang_seconds}; it must be above 0")
+    if config.spikes.action not in SPIKE_ACTIONS:
+        raise ValueError(f"spikes.action is {config.spikes.action!r}; it must be one of {SPIKE_ACTIONS}")
+    if config.spikes.threshold <= 0:
+        raise ValueError(f"spikes.threshold is {config.spikes.threshold}; it must be above 0 standard deviations")
 
 
 def check_batch(config: ConfigDict, mesh: Mesh) -> None:

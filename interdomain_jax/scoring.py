@@ -120,7 +120,7 @@ def model_score(model: LanguageModel, params: Any, batch: Mapping[str, Array], *
     return next_token_score(hidden, kernel, batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks)
 
 
-def make_score_function(model: LanguageModel, mesh: Mesh, *, vocab_chunks: int) -> ScoreFunction:
+def make_score_function(model: LanguageModel, mesh: Mesh, *, vocab_chunks: int) -> jax.stages.Wrapped:
     """Returns the jitted evaluation step `(params, batch) -> Score`, both on the mesh."""
 
     def score(params: Any, batch: Mapping[str, Array]) -> Score:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -133,6 +134,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """The placement of batches [B, T]."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["length"]))
+
+
+def abstract_batch(mesh: Mesh, batch_size: int, sequence_length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """A batch of the loader, [B, T] each, as `jax.ShapeDtypeStruct`s with their places."""
+    dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "loss_mask": jnp.float32}
+    shape = (batch_size, sequence_length)
+    return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh)) for name, dtype in dtypes.items()}
 
 
 def state_sharding(tree: Any, mesh: Mesh) -> Any:

@@ -2,11 +2,10 @@
 
 import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
@@ -23,11 +22,12 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 
-def write(path: Path, value: Any) -> None:
+def write(path: epath.PathLike, value: Any) -> None:
     """Writes `value` to `path` so that a reader finds the old file or the new one, never half."""
+    path = epath.Path(path)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def _plain(value: Any) -> Any:

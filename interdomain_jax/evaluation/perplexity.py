@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from interdomain_jax import sharding
+from interdomain_jax import checkpoints, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.loader import (
     DocumentSource,
@@ -38,7 +38,7 @@ class Trained(NamedTuple):
 
     config: ConfigDict
     step: int
-    workdir: Path
+    workdir: epath.Path
     mesh: Mesh
     model: LanguageModel
     abstract_params: Any
@@ -94,12 +94,19 @@ class Evaluation(NamedTuple):
     results: tuple[ContextResult, ...]
 
 
-def prepare(workdir: Path, mesh_sizes: Mapping[str, int], *, max_tokens: int | None = None) -> Trained:
+def prepare(
+    workdir: epath.PathLike,
+    mesh_sizes: Mapping[str, int],
+    *,
+    checkpoint: str = "latest",
+    max_tokens: int | None = None,
+) -> Trained:
     """Checks that `workdir` holds a checkpoint and builds the model and data it was trained with.
 
     Args:
         workdir: of the run.
         mesh_sizes: as `sharding.make_mesh` takes them; the run may have had others.
+        checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
         max_tokens: tokens to score from the start of the split, None for all.
 
     Raises:
@@ -108,8 +115,9 @@ def prepare(workdir: Path, mesh_sizes: Mapping[str, int], *, max_tokens: int | N
     """
     if max_tokens is not None:
         require_positive("max_tokens", max_tokens)
+    workdir = epath.Path(workdir)
     config = workdirs.load_config(workdir)
-    step = workdirs.latest_step(workdir)
+    step = checkpoints.find_step(workdir, checkpoint)
     model, tokenizer = build_experiment(config)
     mesh = sharding.make_mesh(mesh_sizes)
     check_rows(config, mesh)
@@ -130,7 +138,7 @@ def prepare(workdir: Path, mesh_sizes: Mapping[str, int], *, max_tokens: int | N
 def evaluate(trained: Trained) -> Evaluation:
     """Restores the parameters and scores the split at each of `CONTEXT_MULTIPLES`."""
     config = trained.config
-    params = workdirs.restore_params(trained.workdir, trained.step, trained.abstract_params)
+    params = checkpoints.restore_params(trained.workdir, trained.step, trained.abstract_params)
     counts = corpus_counts(trained.source, trained.tokenizer)
     results = context_results(
         trained.model,

@@ -1,7 +1,6 @@
 """An evaluation as JSON, as a table on the terminal, and as a figure."""
 
-from pathlib import Path
-
+from etils import epath
 from matplotlib.ticker import NullLocator
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +9,7 @@ from interdomain_jax import charts, strict_json
 from interdomain_jax.evaluation.perplexity import Evaluation
 
 
-def write(workdir: Path, evaluation: Evaluation) -> None:
+def write(workdir: epath.Path, evaluation: Evaluation) -> None:
     """Writes `eval.json` and `eval.png` into `workdir`, and prints the table to stdout."""
     strict_json.write(workdir / "eval.json", as_json(evaluation))
     draw(evaluation, workdir / "eval.png")
@@ -46,7 +45,7 @@ def as_table(evaluation: Evaluation) -> Table:
     return table
 
 
-def draw(evaluation: Evaluation, path: Path) -> None:
+def draw(evaluation: Evaluation, path: epath.Path) -> None:
     """Draws perplexity against context length and saves a PNG."""
     lengths = [result.context_length for result in evaluation.results]
     perplexities = [result.perplexity for result in evaluation.results]
@@ -83,7 +82,7 @@ def draw(evaluation: Evaluation, path: Path) -> None:
         fontsize=9,
     )
     chart.axes.margins(x=0.08)
-    chart.figure.savefig(path)
+    charts.save(chart, path)
 
 
 def _title(evaluation: Evaluation) -> str:

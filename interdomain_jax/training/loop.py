@@ -1,16 +1,22 @@
 """Training, from a config to a trained checkpoint: `prepare`, then `train`."""
 
+import collections
 import contextlib
+import functools
+import math
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import grain
 import jax
+import orbax.checkpoint as ocp
 from absl import logging
+from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from interdomain_jax import checkpoints as storage
 from interdomain_jax import sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.loader import (
@@ -21,25 +27,30 @@ from interdomain_jax.data.loader import (
     train_iterator,
 )
 from interdomain_jax.data.tokenizers import Tokenizer
+from interdomain_jax.errors import TrainingError
 from interdomain_jax.experiment import build_experiment, check_batch, check_fields
 from interdomain_jax.model_flops import train_step_flops
 from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.preemption import Agreement, Notice, Preempted, Wish
 from interdomain_jax.scoring import ScoreFunction, make_score_function, score_batches
 from interdomain_jax.training import checkpoints as checkpointing
+from interdomain_jax.training.checkpoints import Start
+from interdomain_jax.training.dump import dump_step
 from interdomain_jax.training.loss_curve import draw_loss_curve
 from interdomain_jax.training.metrics import MetricsWriter, read_metrics
 from interdomain_jax.training.optimizer import Optimizer, make_optimizer
 from interdomain_jax.training.progress import ProgressLine
 from interdomain_jax.training.report import Report
 from interdomain_jax.training.state import TrainState, abstract_state, init_state
-from interdomain_jax.training.step import TrainMetrics, lower_train_step
+from interdomain_jax.training.step import StepOutput, TrainMetrics, lower_train_step
+from interdomain_jax.training.watchdog import Watchdog
 
 
 class Run(NamedTuple):
     """A run whose inputs have been checked; nothing is compiled or written yet."""
 
     config: ConfigDict
-    workdir: Path
+    workdir: epath.Path
     mesh: Mesh
     model: Decoder
     tokenizer: Tokenizer
@@ -49,7 +60,7 @@ class Run(NamedTuple):
     validation_source: DocumentSource
 
 
-def prepare(config: ConfigDict, workdir: Path) -> Run:
+def prepare(config: ConfigDict, workdir: epath.PathLike) -> Run:
     """Checks everything the user gave and builds what the run needs.
 
     The corpus comes last, since its first use prepares it on disk.
@@ -59,6 +70,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Run:
         FileNotFoundError: a file that the config names does not exist.
     """
     check_fields(config)
+    workdir = epath.Path(workdir)
     mesh = sharding.make_mesh(config.mesh)
     model, tokenizer = build_experiment(config)
     optimizer = make_optimizer(num_steps=config.num_steps, **config.optimizer)
@@ -66,7 +78,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Run:
     abstract = abstract_state(model, optimizer, mesh)
     data = config.data
     workdirs.require_writable("workdir", workdir)
-    workdirs.require_writable("data.directory", Path(data.directory).expanduser())
+    workdirs.require_writable("data.directory", epath.Path(data.directory).expanduser())
     workdirs.check_config(workdir, config)
     return Run(
         config=config,
@@ -81,7 +93,7 @@ def prepare(config: ConfigDict, workdir: Path) -> Run:
     )
 
 
-def train(run: Run, *, profiled_steps: range = range(0)) -> TrainState:
+def train(run: Run, *, notice: Notice | None = None, profiled_steps: range = range(0)) -> TrainState:
     """Trains to `config.num_steps`, from the latest checkpoint in the workdir if there is one.
 
     Writes `config.json`, `checkpoints/`, `metrics.jsonl`, `tensorboard/` and `loss_curve.png` into
@@ -90,41 +102,118 @@ def train(run: Run, *, profiled_steps: range = range(0)) -> TrainState:
 
     Args:
         run: from `prepare`.
+        notice: once it is given, the run saves and returns early, and the same call goes on from there.
         profiled_steps: the steps during which the profiler writes to `<workdir>/profile`.
 
     Returns:
-        The final state.
-    """
-    config, mesh = run.config, run.mesh
-    score = make_score_function(run.model, mesh, vocab_chunks=config.vocab_chunks)
-    is_first_process = jax.process_index() == 0
+        The last state.
 
+    Raises:
+        Preempted: the notice came before the first step of this start; what there was to save is saved.
+        CheckpointError: a checkpoint could not be written, none of those that are there can be read, or the latest is
+            of another model.
+        TrainingError: too many updates in a row were skipped, or the loss spiked again and again.
+    """
+    config = run.config
+    notice = notice or Notice()
+    programs = functools.cache(lambda: _compile(run))
+    with contextlib.ExitStack() as stack:
+        watchdog = stack.enter_context(Watchdog(run.workdir, limit=config.hang_seconds))
+        checkpoints = stack.enter_context(
+            storage.open_checkpoints(
+                run.workdir, keep=config.checkpoints_to_keep, keep_best=config.best_checkpoints_to_keep
+            )
+        )
+        rewinds: collections.Counter[int] = collections.Counter()
+        position = None
+        while True:
+            watchdog.beat(0, "restoring")
+            start = notice.wait_for(lambda: _start(run, checkpoints))
+            if start.step == config.num_steps and start.validation_loss is not None:
+                logging.info("%s is complete: all of its %d steps are done", run.workdir, start.step)
+                return start.state
+            if position is not None:
+                start = start._replace(position=position)
+            try:
+                return _train_from(start, run, programs, checkpoints, watchdog, notice, profiled_steps)
+            except _Rewind as rewind:
+                position = rewind.position
+                rewinds[start.step] += 1
+                if rewinds[start.step] > config.max_skipped_in_a_row:
+                    raise TrainingError(
+                        f"the loss spiked after each of {rewinds[start.step]} starts from step {start.step}, whatever "
+                        "the data (max_skipped_in_a_row)"
+                    ) from None
+                checkpoints.wait_until_finished()
+
+
+class _Rewind(Exception):
+    """Training is to go on from the last checkpoint, with the data behind this position."""
+
+    def __init__(self, position: Any):
+        super().__init__()
+        self.position = position
+
+
+class _Programs(NamedTuple):
+    """What is compiled, and the seconds it took."""
+
+    step: Callable[[TrainState, Mapping[str, jax.Array]], StepOutput]
+    score: ScoreFunction
+    agreement: Agreement
+    seconds: float
+
+
+class _Flight(NamedTuple):
+    """A step on its way through the device; its figures are fetched while the next one runs."""
+
+    step: int
+    metrics: TrainMetrics
+    wish: jax.Array
+    batch: Batch
+    position: Any
+
+
+def _train_from(
+    start: Start,
+    run: Run,
+    programs: Callable[[], _Programs],
+    checkpoints: ocp.CheckpointManager,
+    watchdog: Watchdog,
+    notice: Notice,
+    profiled_steps: range,
+) -> TrainState:
+    config, mesh = run.config, run.mesh
+    is_first_process, is_alone = jax.process_index() == 0, jax.process_count() == 1
     with contextlib.ExitStack() as stack:
         batches = stack.enter_context(contextlib.closing(_train_batches(run)))
-        checkpoints = stack.enter_context(workdirs.open_checkpoints(run.workdir, keep=config.checkpoints_to_keep))
-        start = checkpoints.latest_step() or 0
-        if start:
-            state = checkpointing.restore(checkpoints, start, run.abstract_state, batches)
-        else:
-            state = init_state(run.model, run.optimizer, seed=config.seed, mesh=mesh)
-        if start == config.num_steps:
-            logging.info("%s is complete: all of its %d steps are done", run.workdir, start)
-            return state
+        if start.position is not None:
+            batches.set_state(start.position)
         progress = stack.enter_context(
             ProgressLine(
-                num_steps=config.num_steps, done_steps=start, log_every=config.log_every, silent=not is_first_process
+                num_steps=config.num_steps,
+                done_steps=start.step,
+                log_every=config.log_every,
+                silent=not is_first_process,
             )
         )
         writer = None
         if is_first_process:
             workdirs.save_config(run.workdir, config)
             stack.callback(_draw_loss_curve, run)
-            writer = stack.enter_context(MetricsWriter(run.workdir, resume_step=start))
-        progress.message(_opening_line(run, start))
+            writer = stack.enter_context(MetricsWriter(run.workdir, resume_step=start.step))
+        progress.message(_opening_line(run, start.step))
 
-        compile_start = time.perf_counter()
-        compiled_step = lower_train_step(config, run.model, run.optimizer, mesh).compile()
-        compile_seconds = time.perf_counter() - compile_start
+        state, position, loss = start.state, batches.get_state(), start.validation_loss
+        watchdog.beat(start.step, "compiling")
+        try:
+            step_program, score, agreement, compile_seconds = notice.wait_for(programs)
+        except Preempted:
+            # A first state is worth nothing but the certainty that there is one. Several processes do not know of
+            # each other here, and the seed gives it again.
+            if is_alone and not checkpoints.all_steps():
+                checkpointing.save(checkpoints, state, position, config)
+            raise
         report = Report(
             mesh,
             flops_per_token=train_step_flops(run.model, tokens=1, context_length=config.data.sequence_length),
@@ -134,43 +223,119 @@ def train(run: Run, *, profiled_steps: range = range(0)) -> TrainState:
             progress=progress,
         )
 
-        # The metrics of a step are fetched while the next one runs, so that the device never waits
-        # for the host; a pause for validation, a checkpoint or the profiler fetches them first.
-        running: tuple[int, TrainMetrics] | None = None
-        captured = range(max(start + 1, profiled_steps.start), min(config.num_steps + 1, profiled_steps.stop))
-        for step in range(start + 1, config.num_steps + 1):
-            if step in captured and step == captured[0]:
-                jax.profiler.start_trace(run.workdir / "profile")
-            with report.data_wait():
-                batch = next(batches)
-            batch = sharding.place_batch(batch, mesh, config.data.batch_size)
-            with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                state, metrics = compiled_step(state, batch)
-            if running:
-                report.update(*running)
-            running = step, metrics
+        def fetch(flight: _Flight) -> tuple[Wish, int]:
+            """Waits for a step, records it, and says what is wished and how many were skipped in a row."""
+            metrics = jax.device_get(flight.metrics)
+            report.update(flight.step, metrics)
+            in_a_row = int(metrics.skipped_in_a_row)
+            if in_a_row:
+                progress.message(_skipped_line(flight.step, metrics))
+            if metrics.spike and config.spikes.action == "rewind":
+                raise _Rewind(flight.position)
+            if in_a_row >= config.max_skipped_in_a_row:
+                dump = dump_step(run.workdir, config, state, flight.batch, _rows(run), flight.position)
+                raise TrainingError(
+                    f"{in_a_row} updates in a row were skipped, the last one that of step {flight.step}, batch "
+                    f"{int(metrics.batch_checksum):#010x}, loss {metrics.loss}, gradient norm {metrics.grad_norm}; "
+                    f"to reproduce it: python -m interdomain_jax.training.reproduce --dump={dump}"
+                )
+            return Wish(int(flight.wish)), in_a_row
 
+        # Figures of a step are fetched while the next one runs, so that the device never waits for the host. A pause,
+        # and a step that would end the run if it were skipped too, fetch them first.
+        flight: _Flight | None = None
+        step, saved, saved_at = start.step, start.step if checkpoints.all_steps() else None, time.monotonic()
+        wish, in_a_row = Wish.GO_ON, int(state.skipped_in_a_row)
+        best = min((loss for loss in storage.validation_losses(checkpoints).values()), default=math.inf)
+        captured = range(max(start.step + 1, profiled_steps.start), min(config.num_steps + 1, profiled_steps.stop))
+        while True:
             is_last = step == config.num_steps
-            validates = is_last or step % config.eval_every == 0
-            saves = is_last or step % config.checkpoint_every == 0
+            validates = loss is None and step > 0 and (is_last or step % config.eval_every == 0)
+            saves = step != saved and (is_last or step % config.checkpoint_every == 0)
             ends_capture = step in captured and step == captured[-1]
-            if validates or saves or ends_capture:
-                report.update(*running)
-                running = None
+            is_decisive = in_a_row + 1 >= config.max_skipped_in_a_row
+            if flight and (validates or saves or ends_capture or is_decisive or wish):
+                new_wish, in_a_row = fetch(flight)
+                wish, flight = max(wish, new_wish), None
             with report.stopwatch.paused():
                 if ends_capture:
                     progress.phase("saving the profile")
                     jax.profiler.stop_trace()
-                if validates:
+                is_best = False
+                if validates and wish < Wish.STOP:
                     progress.phase("validating")
-                    report.validation(step, _validation_loss(run, score, state.params))
-                if saves:
+                    try:
+                        loss = _validation_loss(run, score, state.params, step, agreement, watchdog, notice)
+                    except Preempted:
+                        wish = Wish.STOP
+                    else:
+                        report.validation(step, loss)
+                        is_best = loss < best and config.best_checkpoints_to_keep > 0
+                        best = min(loss, best)
+                if is_best or (step != saved and (saves or wish)):
                     progress.phase("saving")
-                    checkpointing.save(checkpoints, state, batches)
+                    watchdog.beat(step, "saving")
+                    if step == saved:
+                        # It was saved before its validation, which was interrupted; now it bears the loss.
+                        checkpoints.delete(step)
+                    checkpointing.save(checkpoints, state, position, config, validation_loss=loss)
+                    saved, saved_at = step, time.monotonic()
+                if writer is not None and (validates or saves):
+                    writer.publish()
+            if is_last or wish == Wish.STOP:
+                break
 
-        progress.phase("done")
-        progress.message(report.closing_line(compile_seconds))
+            watchdog.beat(step, "waiting for data")
+            try:
+                # Of several processes none may leave alone: the others have begun the step that needs this batch.
+                with report.data_wait(), notice.interrupts() if is_alone else contextlib.nullcontext():
+                    batch = next(batches)
+            except Preempted:
+                wish = Wish.STOP
+                continue
+            step, position, loss, wish = step + 1, batches.get_state(), None, Wish.GO_ON
+            watchdog.beat(step, "training")
+            if step in captured and step == captured[0]:
+                jax.profiler.start_trace(run.workdir / "profile")
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                state, metrics = step_program(state, sharding.place_batch(batch, mesh, config.data.batch_size))
+            is_time_to_save = is_first_process and 0 < 60 * config.checkpoint_minutes < time.monotonic() - saved_at
+            asked = agreement.ask(max(notice.wish, Wish.SAVE if is_time_to_save else Wish.GO_ON))
+            previous, flight = flight, _Flight(step, metrics, asked, batch, position)
+            if previous:
+                wish, in_a_row = fetch(previous)
+            storage.check_for_errors(checkpoints)
+
+        watchdog.beat(step, "waiting for the last checkpoint")
+        progress.phase("stopped" if step < config.num_steps else "done")
+        if wish == Wish.STOP:
+            progress.message(f"asked to stop: saved at step {step}; the same command goes on from there")
+        elif step > start.step:
+            progress.message(report.closing_line(compile_seconds))
     return state
+
+
+def _start(run: Run, checkpoints: ocp.CheckpointManager) -> Start:
+    start = checkpointing.restore_latest(checkpoints, run.workdir, run.abstract_state)
+    if start is not None:
+        return start
+    state = init_state(run.model, run.optimizer, seed=run.config.seed, mesh=run.mesh)
+    return Start(0, jax.block_until_ready(state), None, None)
+
+
+def _compile(run: Run) -> _Programs:
+    config, mesh = run.config, run.mesh
+    before = time.perf_counter()
+    step = lower_train_step(config, run.model, run.optimizer, mesh).compile()
+    score = make_score_function(run.model, mesh, vocab_chunks=config.vocab_chunks)
+    rows = config.data.batch_size // config.accumulation_steps
+    batch = sharding.abstract_batch(mesh, rows, config.data.sequence_length)
+    compiled_score = score.lower(run.abstract_state.params, batch).compile()
+    return _Programs(step, compiled_score, Agreement(mesh), time.perf_counter() - before)
+
+
+def _rows(run: Run) -> list[int]:
+    return sharding.process_rows(run.mesh, run.config.data.batch_size)
 
 
 def _train_batches(run: Run) -> grain.DatasetIterator[Batch]:
@@ -182,12 +347,24 @@ def _train_batches(run: Run) -> grain.DatasetIterator[Batch]:
         batch_size=data.batch_size,
         seed=run.config.seed,
         shuffle_buffer=data.shuffle_buffer,
-        rows=sharding.process_rows(run.mesh, data.batch_size),
+        rows=_rows(run),
     )
 
 
-def _validation_loss(run: Run, score: ScoreFunction, params: Any) -> float:
-    """In nats per token; batches have the size of a micro-batch, so that validation fits where training fits."""
+def _validation_loss(
+    run: Run,
+    score: ScoreFunction,
+    params: Any,
+    step: int,
+    agreement: Agreement,
+    watchdog: Watchdog,
+    notice: Notice,
+) -> float:
+    """In nats per token; batches have the size of a micro-batch, so that validation fits where training fits.
+
+    Raises:
+        Preempted: in all processes at the same batch.
+    """
     data = run.config.data
     batch_size = data.batch_size // run.config.accumulation_steps
     batches = evaluation_batches(
@@ -198,14 +375,36 @@ def _validation_loss(run: Run, score: ScoreFunction, params: Any) -> float:
         max_tokens=run.config.eval_tokens,
         rows=sharding.process_rows(run.mesh, batch_size),
     )
-    return score_batches(score, params, batches, run.mesh, batch_size=batch_size).loss
+
+    def unless_preempted() -> Iterator[Batch]:
+        asked = None
+        for batch in batches:
+            watchdog.beat(step, "validating")
+            # The answer that came with the batch before: none but it has to be waited for.
+            if asked is not None and int(asked) == Wish.STOP:
+                raise Preempted
+            asked = agreement.ask(notice.wish)
+            yield batch
+
+    return score_batches(score, params, unless_preempted(), run.mesh, batch_size=batch_size).loss
 
 
 def _draw_loss_curve(run: Run) -> None:
-    draw_loss_curve(
-        read_metrics(run.workdir),
-        title=f"{run.config.name}: {', '.join(run.config.model.mixers)}",
-        path=run.workdir / "loss_curve.png",
+    try:
+        draw_loss_curve(
+            read_metrics(run.workdir),
+            title=f"{run.config.name}: {', '.join(run.config.model.mixers)}",
+            path=run.workdir / "loss_curve.png",
+        )
+    except OSError as error:
+        logging.error("loss_curve.png cannot be written: %s", error)
+
+
+def _skipped_line(step: int, metrics: TrainMetrics) -> str:
+    why = "a spike" if metrics.spike else "not finite"
+    return (
+        f"step {step}: the update is skipped, {why}: loss {metrics.loss}, gradient norm {metrics.grad_norm}, "
+        f"batch {int(metrics.batch_checksum):#010x}; {metrics.skipped_in_a_row} in a row, {metrics.skipped} in all"
     )
 
 

@@ -1,10 +1,10 @@
 """The picture of a run: training loss, and validation loss over it."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from interdomain_jax import charts
 
@@ -14,7 +14,7 @@ _SMOOTHED_SHARE = 0.04
 _SHARE_OFF_SCALE = 0.06
 
 
-def draw_loss_curve(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path) -> None:
+def draw_loss_curve(rows: Sequence[Mapping[str, Any]], *, title: str, path: epath.Path) -> None:
     """Draws `train/loss` and `validation/loss` against the step and saves a PNG.
 
     Args:
@@ -54,7 +54,7 @@ def draw_loss_curve(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path
         )
     if len(losses) or len(validation_losses):
         chart.axes.legend(frameon=False, loc="upper right", labelcolor=charts.INK)
-    chart.figure.savefig(path)
+    charts.save(chart, path)
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:

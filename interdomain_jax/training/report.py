@@ -2,11 +2,11 @@
 
 import collections
 import contextlib
-import math
 import time
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from interdomain_jax.hardware import chip
@@ -14,6 +14,9 @@ from interdomain_jax.training.metrics import MetricsWriter
 from interdomain_jax.training.progress import ProgressLine, as_clock
 from interdomain_jax.training.step import TrainMetrics
 from interdomain_jax.training.stopwatch import Stopwatch
+
+FIGURES = ("loss", "grad_norm", "param_norm", "learning_rate", "ssm_learning_rate")
+COUNTS = ("tokens", "tokens_seen", "batch_checksum", "skipped")
 
 
 class Report:
@@ -59,19 +62,17 @@ class Report:
         self._waits.append(time.perf_counter() - start)
 
     def update(self, step: int, metrics: TrainMetrics) -> None:
-        """Waits for the metrics of `step`, records them and shows them."""
-        metrics = jax.device_get(metrics)
+        """Records the metrics of `step`, fetched from the device, and shows them."""
         waited = self._waits.popleft()
         self._waited_in_all += waited
         tokens = int(metrics.tokens)
         self.stopwatch.lap(tokens)
         rate = self.stopwatch.rate
         flops = rate * self._flops_per_token
-        values: dict[str, float] = {
-            name: float(value) for name, value in metrics._asdict().items() if name not in ("tokens", "tokens_seen")
-        } | {
-            "tokens": tokens,
-            "tokens_seen": int(metrics.tokens_seen),
+        values: dict[str, float] = {name: float(getattr(metrics, name)) for name in FIGURES} | {
+            name: int(getattr(metrics, name)) for name in COUNTS
+        }
+        values |= {
             "tokens_per_second": rate,
             "model_tflops_per_device": flops / 1e12,
             "data_wait_seconds": waited,
@@ -92,7 +93,7 @@ class Report:
     def validation(self, step: int, loss: float) -> None:
         """Records and shows a validation loss, in nats per token."""
         if self._writer is not None:
-            self._writer.write(step, {"validation/loss": loss, "validation/perplexity": math.exp(loss)})
+            self._writer.write(step, {"validation/loss": loss, "validation/perplexity": float(np.exp(loss))})
         self._progress.message(f"step {step}: validation loss {loss:.4f} nats per token")
 
     def closing_line(self, compile_seconds: float) -> str:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from interdomain_jax import sharding
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.training.optimizer import Optimizer
+from interdomain_jax.training.spikes import LossTrend
 
 
 class WideCount(NamedTuple):
@@ -31,14 +32,20 @@ class TrainState(NamedTuple):
     """A pytree of arrays.
 
     Attributes:
-        step: int32 scalar, the number of updates done.
+        step: int32 scalar, the number of batches trained on.
         tokens_seen: the number of tokens scored in them.
+        skipped: int32 scalar, how many of them changed nothing, for the loss or an update was not finite, or a spike.
+        skipped_in_a_row: int32 scalar, how many of the last ones.
+        trend: of the loss.
         params: the model's parameters.
         opt_state: the optimizer's moments and counts.
     """
 
     step: jax.Array
     tokens_seen: WideCount
+    skipped: jax.Array
+    skipped_in_a_row: jax.Array
+    trend: LossTrend
     params: Any
     opt_state: Any
 
@@ -68,6 +75,9 @@ def _init(model: Decoder, optimizer: Optimizer, rng: jax.Array) -> TrainState:
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         tokens_seen=WideCount(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32)),
+        skipped=jnp.zeros((), jnp.int32),
+        skipped_in_a_row=jnp.zeros((), jnp.int32),
+        trend=LossTrend.empty(),
         params=params,
         opt_state=optimizer.transformation.init(params),
     )

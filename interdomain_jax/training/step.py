@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from interdomain_jax import sharding
+from interdomain_jax.checksums import checksum
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.ops.shards import constrain
 from interdomain_jax.scoring import LanguageModel, model_score
@@ -23,11 +24,15 @@ class TrainMetrics(NamedTuple):
     Attributes:
         loss: nats per token, before the update.
         grad_norm: global norm of the gradient, before clipping.
-        param_norm: global norm of the parameters, after the update.
+        param_norm: global norm of the parameters, after the update; where it was skipped, as it would have been.
         learning_rate: rate of this update.
         ssm_learning_rate: rate of this update for the SSM group.
         tokens: tokens scored, int32.
         tokens_seen: tokens scored in all updates so far.
+        batch_checksum: `checksums.checksum` of the inputs, uint32: which batch it was.
+        skipped: updates skipped so far, int32.
+        skipped_in_a_row: as in the state, int32.
+        spike: whether the loss is a spike, bool.
     """
 
     loss: jax.Array
@@ -37,6 +42,10 @@ class TrainMetrics(NamedTuple):
     ssm_learning_rate: jax.Array
     tokens: jax.Array
     tokens_seen: WideCount
+    batch_checksum: jax.Array
+    skipped: jax.Array
+    skipped_in_a_row: jax.Array
+    spike: jax.Array
 
 
 class StepOutput(NamedTuple):
@@ -97,9 +106,18 @@ def loss_and_gradient(
 
 
 def make_train_step(
-    model: LanguageModel, optimizer: Optimizer, *, accumulation_steps: int, vocab_chunks: int, mesh: Mesh
+    model: LanguageModel,
+    optimizer: Optimizer,
+    *,
+    accumulation_steps: int,
+    vocab_chunks: int,
+    mesh: Mesh,
+    spike_threshold: float | None = None,
 ) -> jax.stages.Wrapped:
     """Returns the jitted update `(state, batch) -> StepOutput`, both on the mesh; it consumes the state.
+
+    An update whose loss, gradient or result is not finite changes nothing but the counts, nor does one whose loss is a
+    spike: parameters and moments stay finite, and the schedule counts the updates that were made.
 
     Args:
         model: maps tokens [B, T] to hidden states.
@@ -107,6 +125,7 @@ def make_train_step(
         accumulation_steps: number of micro-batches; B must be a multiple of it times `sharding.row_parts(mesh)`.
         vocab_chunks: number of parts in which logits are computed, as in `next_token_score`.
         mesh: from `sharding.make_mesh`.
+        spike_threshold: standard deviations above the mean at which a loss is a spike; None for never.
     """
     place = lambda tree: jax.lax.with_sharding_constraint(tree, sharding.state_sharding(tree, mesh))
 
@@ -121,21 +140,42 @@ def make_train_step(
         )
         updates, opt_state = optimizer.transformation.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        tokens_seen = state.tokens_seen.plus(tokens)
+        grad_norm, param_norm = optax.tree.norm(gradient), optax.tree.norm(params)
+
+        spike = state.trend.is_spike(loss, spike_threshold) if spike_threshold else jnp.zeros((), bool)
+        accepted = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(param_norm) & ~spike
+        updates_made = state.step - state.skipped
+        after = TrainState(
+            step=state.step + 1,
+            tokens_seen=state.tokens_seen.plus(tokens),
+            skipped=state.skipped + ~accepted,
+            skipped_in_a_row=jnp.where(accepted, 0, state.skipped_in_a_row + 1),
+            trend=_where(accepted, state.trend.plus(loss), state.trend),
+            params=_where(accepted, params, state.params),
+            opt_state=_where(accepted, opt_state, state.opt_state),
+        )
         metrics = TrainMetrics(
             loss=loss,
-            grad_norm=optax.tree.norm(gradient),
-            param_norm=optax.tree.norm(params),
-            learning_rate=jnp.asarray(optimizer.learning_rate(state.step), jnp.float32),
-            ssm_learning_rate=jnp.asarray(optimizer.ssm_learning_rate(state.step), jnp.float32),
+            grad_norm=grad_norm,
+            param_norm=param_norm,
+            learning_rate=jnp.asarray(optimizer.learning_rate(updates_made), jnp.float32),
+            ssm_learning_rate=jnp.asarray(optimizer.ssm_learning_rate(updates_made), jnp.float32),
             tokens=tokens,
-            tokens_seen=tokens_seen,
+            tokens_seen=after.tokens_seen,
+            batch_checksum=checksum(batch["inputs"]),
+            skipped=after.skipped,
+            skipped_in_a_row=after.skipped_in_a_row,
+            spike=spike,
         )
         metrics = jax.lax.with_sharding_constraint(metrics, sharding.replicated(mesh))
         # What is carried from step to step stays where it was.
-        return StepOutput(place(TrainState(state.step + 1, tokens_seen, params, opt_state)), metrics)
+        return StepOutput(place(after), metrics)
 
     return jax.jit(sharding.on_mesh(train_step, mesh), donate_argnums=0)
+
+
+def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, other)
 
 
 def lower_train_step(config: ConfigDict, model: Decoder, optimizer: Optimizer, mesh: Mesh) -> jax.stages.Lowered:
@@ -145,15 +185,14 @@ def lower_train_step(config: ConfigDict, model: Decoder, optimizer: Optimizer, m
         ValueError: mesh axes that do not divide an axis of a parameter.
     """
     state = abstract_state(model, optimizer, mesh)
-    shape = (config.data.batch_size, config.data.sequence_length)
-    of_dtype = lambda dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.batch_sharding(mesh))
-    batch = {"inputs": of_dtype(jnp.int32), "targets": of_dtype(jnp.int32), "loss_mask": of_dtype(jnp.float32)}
+    batch = sharding.abstract_batch(mesh, config.data.batch_size, config.data.sequence_length)
     step = make_train_step(
         model,
         optimizer,
         accumulation_steps=config.accumulation_steps,
         vocab_chunks=config.vocab_chunks,
         mesh=mesh,
+        spike_threshold=None if config.spikes.action == "none" else config.spikes.threshold,
     )
     platform = mesh.devices.flat[0].platform
     return step.trace(state, batch).lower(lowering_platforms=("cuda" if platform == "gpu" else platform,))

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
-import orbax.checkpoint as ocp
+import jax.numpy as jnp
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
 from configs import tiny
-from interdomain_jax import cli, sharding
+from interdomain_jax import checkpoints, cli, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.evaluation import perplexity
 from interdomain_jax.training import compile_only as compiling
@@ -52,8 +51,8 @@ def config_with(overrides):
 def save_run(workdir):
     """A run with a checkpoint of no use."""
     workdirs.save_config(workdir, config_with({}))
-    with workdirs.open_checkpoints(workdir) as checkpoints:
-        checkpoints.save(3, args=ocp.args.Composite(params=ocp.args.StandardSave({"scale": np.zeros(1)})))
+    with checkpoints.open_checkpoints(workdir) as opened:
+        checkpoints.save(opened, 3, {"params": {"scale": jnp.zeros(1)}}, run={})
 
 
 def sentence_of(function, *arguments):

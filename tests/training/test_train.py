@@ -9,7 +9,7 @@ import chex
 import numpy as np
 import pytest
 
-from interdomain_jax import cli, sharding
+from interdomain_jax import checkpoints, cli, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.evaluation import perplexity
 from interdomain_jax.training import loop
@@ -45,7 +45,8 @@ def test_a_killed_run_resumes_bit_for_bit(make_config, tmp_path, monkeypatch):
         with pytest.raises(Killed):
             loop.train(loop.prepare(make_config(), killed))
     assert read_metrics(killed)[-1]["step"] == 7
-    assert workdirs.latest_step(killed) == 4
+    # The checkpoint of the smallest validation loss so far.
+    assert checkpoints.find_step(killed, "latest") == 6
     # What may change on resume does not change the run.
     actual = loop.train(loop.prepare(make_config({"log_every": 3}), killed))
 

@@ -1,0 +1,308 @@
+"""Checkpoints: trees of arrays on disk, with what is needed to know that they came back as they were.
+
+`<workdir>/checkpoints/<step>/` holds one item for each tree, such as `params`, and `run`: plain JSON with the config,
+the version of the code, the position in the data, and shape, dtype and checksum of every array. A checkpoint is written
+under another name and renamed when it is complete. Its arrays may be restored onto any mesh by any number of processes,
+with scanned layers or without.
+"""
+
+import contextlib
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from etils import epath
+
+from interdomain_jax import sharding, strict_json
+from interdomain_jax.checksums import checksum
+from interdomain_jax.errors import CheckpointError, DamagedError, MismatchError
+from interdomain_jax.modules.layer_layout import like_layers_of
+
+# The parameters are an item of their own, so that a reader of the model never touches the moments.
+PARAMS_ITEM = "params"
+_RUN_ITEM = "run"
+_LOSS = "validation_loss"
+
+DIRECTORY = "checkpoints"
+DAMAGED_DIRECTORY = "damaged_checkpoints"
+
+
+class Restored(NamedTuple):
+    """What `restore` gives back.
+
+    Attributes:
+        items: the tree of each item that was asked for.
+        run: the JSON that was saved beside them.
+    """
+
+    items: dict[str, Any]
+    run: dict[str, Any]
+
+
+@contextlib.contextmanager
+def open_checkpoints(
+    workdir: epath.Path, *, keep: int | None = None, keep_best: int = 1
+) -> Iterator[ocp.CheckpointManager]:
+    """Opens the checkpoints of a run; leaving the context waits for those that are being written.
+
+    Args:
+        workdir: the run's directory; created if missing.
+        keep: number of latest checkpoints to keep, None for all.
+        keep_best: number of others to keep, those with the smallest validation loss.
+
+    Raises:
+        CheckpointError: on leaving, one could not be written.
+    """
+    policies = ocp.checkpoint_managers
+    latest = policies.LatestN(keep)
+    best = policies.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
+    checkpoints = ocp.CheckpointManager(
+        (workdir / DIRECTORY).resolve(),
+        options=ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([latest, best]),
+            best_fn=_loss,
+            best_mode="min",
+            # Which steps to save is the training loop's business.
+            save_decision_policy=policies.FixedIntervalPolicy(1),
+        ),
+    )
+    try:
+        yield checkpoints
+    finally:
+        with _naming_failures(checkpoints):
+            checkpoints.close()
+
+
+def save(
+    checkpoints: ocp.CheckpointManager,
+    step: int,
+    items: Mapping[str, Any],
+    run: Mapping[str, Any],
+    *,
+    validation_loss: float | None = None,
+) -> None:
+    """Saves the trees under `step`; every process calls it, with its parts of the arrays and the same `run`.
+
+    Returns once the arrays are copied from the devices; the files are written in the background.
+
+    Args:
+        checkpoints: from `open_checkpoints`.
+        step: that is not saved yet, above all that are.
+        items: trees of arrays by name.
+        run: JSON to save beside them.
+        validation_loss: of these parameters, by which the best checkpoints are known; None if it is not known.
+
+    Raises:
+        CheckpointError: this checkpoint, or the one before, could not be written.
+    """
+    leaves = {
+        name: {"shape": list(leaf.shape), "dtype": leaf.dtype.name, "checksum": checksum(leaf)}
+        for name, leaf in _named_leaves(items).items()
+    }
+    content = {**run, "leaves": jax.tree.map(_plain, jax.device_get(leaves))}
+    args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+    args[_RUN_ITEM] = ocp.args.JsonSave({"crc32": _crc32(content), "content": content})
+    metrics = {} if validation_loss is None else {_LOSS: validation_loss}
+    with _naming_failures(checkpoints):
+        checkpoints.save(step, args=ocp.args.Composite(**args), metrics=metrics)
+
+
+def check_for_errors(checkpoints: ocp.CheckpointManager) -> None:
+    """Raises CheckpointError if a checkpoint could not be written in the background; cheap enough for every step."""
+    with _naming_failures(checkpoints):
+        checkpoints.check_for_errors()
+
+
+def validation_loss(checkpoints: ocp.CheckpointManager, step: int) -> float | None:
+    """The loss that a checkpoint was saved with, None if it was saved without."""
+    metrics = checkpoints.metrics(step)
+    return None if metrics is None else metrics.get(_LOSS)
+
+
+def validation_losses(checkpoints: ocp.CheckpointManager) -> dict[int, float]:
+    """The losses by step, of the checkpoints that were saved with one."""
+    losses = {step: validation_loss(checkpoints, step) for step in checkpoints.all_steps()}
+    return {step: loss for step, loss in losses.items() if loss is not None}
+
+
+def find_step(workdir: epath.Path, which: str) -> int:
+    """The step of a complete checkpoint; writes nothing.
+
+    Args:
+        workdir: the run's directory.
+        which: "latest"; "best", of the smallest validation loss; or the number of a step.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: `which` is none of these.
+    """
+    if which not in ("latest", "best") and not which.isdecimal():
+        raise ValueError(f"checkpoint is {which!r}; it must be 'latest', 'best' or the number of a step")
+    directory = epath.Path(workdir) / DIRECTORY
+    steps, losses = [], {}
+    if directory.is_dir():
+        with open_checkpoints(epath.Path(workdir)) as checkpoints:
+            steps, losses = sorted(checkpoints.all_steps()), validation_losses(checkpoints)
+    if not steps:
+        raise FileNotFoundError(f"{workdir} holds no checkpoint: nothing is saved in {directory}")
+    if which == "latest":
+        return steps[-1]
+    if which == "best":
+        if not losses:
+            raise FileNotFoundError(f"{workdir} holds no checkpoint that was validated; there are {steps}")
+        return min(losses, key=lambda step: losses[step])
+    if int(which) not in steps:
+        raise FileNotFoundError(f"{workdir} holds no checkpoint of step {which}; there are {steps}")
+    return int(which)
+
+
+def restore_params(workdir: epath.Path, step: int, abstract_params: Any, *, cast: bool = False) -> Any:
+    """Restores the parameters alone; arguments and errors as for `restore`."""
+    with open_checkpoints(epath.Path(workdir)) as checkpoints:
+        return restore(checkpoints, step, {PARAMS_ITEM: abstract_params}, cast=cast).items[PARAMS_ITEM]
+
+
+def restore(
+    checkpoints: ocp.CheckpointManager, step: int, abstract: Mapping[str, Any], *, cast: bool = False
+) -> Restored:
+    """Restores the trees of a checkpoint, all or none, and checks each array against its checksum.
+
+    Args:
+        checkpoints: from `open_checkpoints`.
+        step: a saved step.
+        abstract: for each item wanted, its tree of `jax.ShapeDtypeStruct`s with their places on a mesh, from
+            `sharding.placed`. Layers may be scanned where they were not when saved, and the other way round.
+        cast: whether floating-point arrays may have been saved in another dtype than is wanted.
+
+    Raises:
+        DamagedError: the checkpoint cannot be read, or does not hold what was written.
+        MismatchError: it holds other arrays than `abstract` says; the message names them, and nothing is loaded.
+    """
+    run = _read_run(checkpoints, step)
+    saved = run.pop("leaves")
+    places = {name: leaf.sharding for name, leaf in _named_leaves(abstract).items()}
+    mesh = next(iter(places.values())).mesh
+    as_saved = like_layers_of(saved, dict(abstract))
+    _require_same_leaves(_named_leaves(as_saved), saved, items=abstract.keys(), step=step, cast=cast)
+    as_saved = sharding.placed(
+        jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, saved[_name(path)]["dtype"]), as_saved
+        ),
+        mesh,
+    )
+    args = {name: ocp.args.StandardRestore(item) for name, item in as_saved.items()}
+    with _damage(step):
+        items = dict(checkpoints.restore(step, args=ocp.args.Composite(**args)).items())
+    restored = _named_leaves(items)
+    wrong = [name for name, leaf in restored.items() if int(checksum(leaf)) != saved[name]["checksum"]]
+    if wrong:
+        raise DamagedError(f"checkpoint {step} is damaged: {_some(wrong)} changed since it was written")
+    return Restored(_converted(items, dict(abstract)), run)
+
+
+def move_aside(workdir: epath.Path, step: int) -> epath.Path:
+    """Moves a damaged checkpoint out of the way, to where it can be looked at; returns its new place."""
+    target = workdir / DAMAGED_DIRECTORY / str(step)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        target.rmtree()
+    return (workdir / DIRECTORY / str(step)).rename(target)
+
+
+def _read_run(checkpoints: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    with _damage(step):
+        saved = checkpoints.restore(step, args=ocp.args.Composite(**{_RUN_ITEM: ocp.args.JsonRestore()}))[_RUN_ITEM]
+        content = saved["content"]
+        if saved["crc32"] != _crc32(content):
+            raise DamagedError(f"checkpoint {step} is damaged: its item {_RUN_ITEM!r} changed since it was written")
+    return content
+
+
+def _require_same_leaves(
+    wanted: Mapping[str, Any], saved: Mapping[str, Any], *, items: Any, step: int, cast: bool
+) -> None:
+    """Raises MismatchError, naming the leaves, unless the saved leaves of these items are those that are wanted."""
+    saved = {name: leaf for name, leaf in saved.items() if name.split("/")[0] in items}
+    differences = [f"{name} is missing" for name in wanted if name not in saved]
+    differences += [f"{name} is not expected" for name in saved if name not in wanted]
+    for name in wanted.keys() & saved.keys():
+        shape, dtype = tuple(saved[name]["shape"]), jnp.dtype(saved[name]["dtype"])
+        may_cast = cast and jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(wanted[name].dtype, jnp.floating)
+        if shape != wanted[name].shape or (dtype != wanted[name].dtype and not may_cast):
+            there, here = f"{dtype.name} {shape}", f"{wanted[name].dtype.name} {wanted[name].shape}"
+            differences.append(f"{name} is {there} there and {here} here")
+    if differences:
+        raise MismatchError(f"checkpoint {step} is of another model: {_some(sorted(differences))}")
+
+
+def _converted(items: dict[str, Any], abstract: dict[str, Any]) -> dict[str, Any]:
+    """The restored items with the layers, dtypes and places that are wanted."""
+    described = lambda tree: {name: (leaf.shape, leaf.dtype) for name, leaf in _named_leaves(tree).items()}
+    if described(items) == described(abstract):
+        return items
+
+    def convert(items: dict[str, Any]) -> dict[str, Any]:
+        laid_out = like_layers_of(_named_leaves(abstract), items)
+        return jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), laid_out, abstract)
+
+    places = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    return jax.jit(convert, out_shardings=places)(items)
+
+
+def _named_leaves(items: Mapping[str, Any]) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(dict(items))}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _some(texts: list[str], most: int = 8) -> str:
+    rest = [f"and {len(texts) - most} more"] if len(texts) > most else []
+    return "; ".join(texts[:most] + rest)
+
+
+def _crc32(content: Any) -> int:
+    return zlib.crc32(json.dumps(json.loads(strict_json.dumps(content)), sort_keys=True).encode())
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int) else int(value)
+
+
+def _loss(metrics: Mapping[str, float]) -> float:
+    return metrics.get(_LOSS, math.inf)
+
+
+@contextlib.contextmanager
+def _damage(step: int) -> Iterator[None]:
+    """Turns what reading damaged files raises into DamagedError."""
+    try:
+        yield
+    except (CheckpointError, PermissionError, ConnectionError, TimeoutError):
+        raise
+    # Whatever can be wrong with a file, some library below has its own exception for it.
+    except Exception as error:
+        raise DamagedError(f"checkpoint {step} is damaged: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _naming_failures(checkpoints: ocp.CheckpointManager) -> Iterator[None]:
+    """Turns what a failed write raises into CheckpointError."""
+    try:
+        yield
+    # A full disk, a directory without permission and a bucket out of reach arrive as exceptions of several libraries.
+    except Exception as error:
+        raise CheckpointError(
+            f"a checkpoint could not be written to {checkpoints.directory}: {_first_line(error)}; "
+            "those that were complete before are untouched"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__
