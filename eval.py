@@ -13,6 +13,7 @@ from ml_collections import config_flags
 
 from interdomain_jax import cli, sharding
 from interdomain_jax.evaluation import perplexity, report
+from interdomain_jax.preemption import Notice
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run to evaluate.", required=True)
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "'latest', 'best' (on validation), or the number of a step.")
@@ -24,11 +25,11 @@ _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The lay
 
 def main(_: list[str]) -> None:
     with cli.exit_on_bad_input():
-        cli.join_processes()
+        cli.join_processes(epath.Path(_WORKDIR.value))
         trained = perplexity.prepare(
             _WORKDIR.value, _MESH.value, checkpoint=_CHECKPOINT.value, max_tokens=_MAX_TOKENS.value
         )
-    with cli.end_of_run():
+    with cli.end_of_run(Notice()):
         evaluation = perplexity.evaluate(trained)
     if jax.process_index() == 0:
         report.write(epath.Path(_WORKDIR.value), evaluation)

@@ -11,6 +11,7 @@ compiles the step for devices that are not there, and says what it needs.
 """
 
 from absl import app, flags
+from etils import epath
 from ml_collections import config_flags
 from rich.console import Console
 
@@ -40,11 +41,12 @@ def main(_: list[str]) -> None:
             print_report(compile_only(_CONFIG.value, _TOPOLOGY.value, _NUM_SLICES.value), Console())
         return
     notice = Notice()
-    with cli.end_of_run(), notice.listening():
+    notice.listen()
+    with cli.end_of_run(notice):
         with cli.exit_on_bad_input(), notice.interrupts():
             if _WORKDIR.value is None:
                 raise ValueError("--workdir is not given; it must name the directory of the run")
-            cli.join_processes()
+            cli.join_processes(epath.Path(_WORKDIR.value))
             run = loop.prepare(_CONFIG.value, _WORKDIR.value)
         first = _PROFILE_FROM.value
         profiled_steps = range(first, first + _PROFILE_STEPS.value) if first else range(0)

@@ -1,31 +1,33 @@
 """Checkpoints: trees of arrays on disk, with what is needed to know that they came back as they were.
 
 `<workdir>/checkpoints/<step>/` holds one item for each tree, such as `params`, and `run`: plain JSON with the config,
-the version of the code, the position in the data, and shape, dtype and checksum of every array. A checkpoint is written
-under another name and renamed when it is complete. Its arrays may be restored onto any mesh by any number of processes,
-with scanned layers or without.
+the version of the code, the position in the data, the validation loss, and shape, dtype and checksum of every array. A
+checkpoint is written under another name and renamed when it is complete. Its arrays may be restored onto any mesh by
+any number of processes, with scanned layers or without.
 """
 
 import contextlib
 import json
-import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 
 from interdomain_jax import sharding, strict_json
-from interdomain_jax.checksums import checksum
+from interdomain_jax.checksums import checksums
 from interdomain_jax.errors import CheckpointError, DamagedError, MismatchError
 from interdomain_jax.modules.layer_layout import like_layers_of
 
 # The parameters are an item of their own, so that a reader of the model never touches the moments.
 PARAMS_ITEM = "params"
 _RUN_ITEM = "run"
+_LEAVES = "leaves"
 _LOSS = "validation_loss"
 
 DIRECTORY = "checkpoints"
@@ -38,15 +40,38 @@ class Restored(NamedTuple):
     Attributes:
         items: the tree of each item that was asked for.
         run: the JSON that was saved beside them.
+        validation_loss: that was saved with them; None if there was none.
     """
 
     items: dict[str, Any]
     run: dict[str, Any]
+    validation_loss: float | None
+
+
+class _Best:
+    """An orbax policy that preserves the `number` checkpoints with the smallest validation losses."""
+
+    def __init__(self, directory: epath.Path, number: int):
+        self._directory = directory
+        self._number = number
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[ocp.checkpoint_managers.PolicyCheckpointInfo],
+        *,
+        context: ocp.checkpoint_managers.PreservationContext,
+    ) -> list[bool]:
+        del context
+        losses = _validation_losses(self._directory, [info.step for info in checkpoints if info.metrics is None])
+        # The one that is being saved cannot be read yet.
+        losses |= {info.step: info.metrics[_LOSS] for info in checkpoints if info.metrics}
+        best = sorted(losses, key=lambda step: losses[step])[: self._number]
+        return [info.step in best for info in checkpoints]
 
 
 @contextlib.contextmanager
 def open_checkpoints(
-    workdir: epath.Path, *, keep: int | None = None, keep_best: int = 1
+    workdir: epath.Path, *, keep: int | None = None, keep_best: int = 1, removes_unfinished: bool = False
 ) -> Iterator[ocp.CheckpointManager]:
     """Opens the checkpoints of a run; leaving the context waits for those that are being written.
 
@@ -54,21 +79,23 @@ def open_checkpoints(
         workdir: the run's directory; created if missing.
         keep: number of latest checkpoints to keep, None for all.
         keep_best: number of others to keep, those with the smallest validation loss.
+        removes_unfinished: whether to remove what saves left behind that were killed; for the run itself, for they may
+            also be saves that it is still writing.
 
     Raises:
         CheckpointError: on leaving, one could not be written.
     """
+    directory = (workdir / DIRECTORY).resolve()
     policies = ocp.checkpoint_managers
-    latest = policies.LatestN(keep)
-    best = policies.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
     checkpoints = ocp.CheckpointManager(
-        (workdir / DIRECTORY).resolve(),
+        directory,
         options=ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy([latest, best]),
-            best_fn=_loss,
-            best_mode="min",
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), _Best(directory, keep_best)]),
             # Which steps to save is the training loop's business.
             save_decision_policy=policies.FixedIntervalPolicy(1),
+            # One checkpoint that is damaged must not keep the others from being opened.
+            lightweight_initialize=True,
+            cleanup_tmp_directories=removes_unfinished,
         ),
     )
     try:
@@ -100,34 +127,37 @@ def save(
     Raises:
         CheckpointError: this checkpoint, or the one before, could not be written.
     """
-    leaves = {
-        name: {"shape": list(leaf.shape), "dtype": leaf.dtype.name, "checksum": checksum(leaf)}
-        for name, leaf in _named_leaves(items).items()
+    leaves = _named_leaves(items)
+    sums = jax.device_get(checksums(leaves))
+    described = {
+        name: {"shape": list(leaf.shape), "dtype": leaf.dtype.name, "checksum": int(sums[name])}
+        for name, leaf in leaves.items()
     }
-    content = {**run, "leaves": jax.tree.map(_plain, jax.device_get(leaves))}
+    content = json.loads(strict_json.dumps({**run, _LEAVES: described, _LOSS: validation_loss}))
     args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
     args[_RUN_ITEM] = ocp.args.JsonSave({"crc32": _crc32(content), "content": content})
-    metrics = {} if validation_loss is None else {_LOSS: validation_loss}
+    metrics = {} if content[_LOSS] is None else {_LOSS: content[_LOSS]}
     with _naming_failures(checkpoints):
         checkpoints.save(step, args=ocp.args.Composite(**args), metrics=metrics)
 
 
 def check_for_errors(checkpoints: ocp.CheckpointManager) -> None:
     """Raises CheckpointError if a checkpoint could not be written in the background; cheap enough for every step."""
+    # Not with the manager's own method, which forgets an error that it has raised: the thread that deletes old
+    # checkpoints may not have seen it yet, and would take the new one for complete.
+    if not checkpoints.is_saving_in_progress():
+        wait_until_saved(checkpoints)
+
+
+def wait_until_saved(checkpoints: ocp.CheckpointManager) -> None:
+    """Waits for the checkpoint that is being written; raises CheckpointError if it could not be."""
     with _naming_failures(checkpoints):
-        checkpoints.check_for_errors()
-
-
-def validation_loss(checkpoints: ocp.CheckpointManager, step: int) -> float | None:
-    """The loss that a checkpoint was saved with, None if it was saved without."""
-    metrics = checkpoints.metrics(step)
-    return None if metrics is None else metrics.get(_LOSS)
+        checkpoints.wait_until_finished()
 
 
 def validation_losses(checkpoints: ocp.CheckpointManager) -> dict[int, float]:
-    """The losses by step, of the checkpoints that were saved with one."""
-    losses = {step: validation_loss(checkpoints, step) for step in checkpoints.all_steps()}
-    return {step: loss for step, loss in losses.items() if loss is not None}
+    """The losses by step, of the checkpoints that were saved with one and can be read."""
+    return _validation_losses(checkpoints.directory, checkpoints.all_steps())
 
 
 def find_step(workdir: epath.Path, which: str) -> int:
@@ -183,8 +213,10 @@ def restore(
         DamagedError: the checkpoint cannot be read, or does not hold what was written.
         MismatchError: it holds other arrays than `abstract` says; the message names them, and nothing is loaded.
     """
-    run = _read_run(checkpoints, step)
-    saved = run.pop("leaves")
+    directory = checkpoints.directory / str(step)
+    with _in_all_processes(step):
+        run = _read_run(directory)
+    saved = run.pop(_LEAVES)
     places = {name: leaf.sharding for name, leaf in _named_leaves(abstract).items()}
     mesh = next(iter(places.values())).mesh
     as_saved = like_layers_of(saved, dict(abstract))
@@ -195,32 +227,53 @@ def restore(
         ),
         mesh,
     )
-    args = {name: ocp.args.StandardRestore(item) for name, item in as_saved.items()}
-    with _damage(step):
-        items = dict(checkpoints.restore(step, args=ocp.args.Composite(**args)).items())
-    restored = _named_leaves(items)
-    wrong = [name for name, leaf in restored.items() if int(checksum(leaf)) != saved[name]["checksum"]]
+    with _in_all_processes(step), _damage(step):
+        # Not through the manager, where each process waits for all the others, and so for one that has failed.
+        reader = ocp.StandardCheckpointHandler()
+        items = {
+            name: reader.restore(directory / name, args=ocp.args.StandardRestore(item))
+            for name, item in as_saved.items()
+        }
+    sums = jax.device_get(checksums(_named_leaves(items)))
+    wrong = [name for name, value in sums.items() if value != saved[name]["checksum"]]
     if wrong:
         raise DamagedError(f"checkpoint {step} is damaged: {_some(wrong)} changed since it was written")
-    return Restored(_converted(items, dict(abstract)), run)
+    return Restored(_converted(items, dict(abstract)), run, run.pop(_LOSS))
 
 
 def move_aside(workdir: epath.Path, step: int) -> epath.Path:
-    """Moves a damaged checkpoint out of the way, to where it can be looked at; returns its new place."""
+    """Moves a damaged checkpoint out of the way, to where it can be looked at; every process calls it.
+
+    Returns:
+        Its new place.
+    """
     target = workdir / DAMAGED_DIRECTORY / str(step)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        target.rmtree()
-    return (workdir / DIRECTORY / str(step)).rename(target)
+    if jax.process_index() == 0:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            target.rmtree()
+        (workdir / DIRECTORY / str(step)).rename(target)
+    multihost_utils.sync_global_devices(f"{target} is there")
+    return target
 
 
-def _read_run(checkpoints: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+def _read_run(directory: epath.Path) -> dict[str, Any]:
+    """The content of the item of plain JSON of the checkpoint in `directory`."""
+    step = int(directory.name)
     with _damage(step):
-        saved = checkpoints.restore(step, args=ocp.args.Composite(**{_RUN_ITEM: ocp.args.JsonRestore()}))[_RUN_ITEM]
+        saved = ocp.JsonCheckpointHandler().restore(directory / _RUN_ITEM)
         content = saved["content"]
         if saved["crc32"] != _crc32(content):
             raise DamagedError(f"checkpoint {step} is damaged: its item {_RUN_ITEM!r} changed since it was written")
     return content
+
+
+def _validation_losses(directory: epath.Path, steps: Iterable[int]) -> dict[int, float]:
+    losses = {}
+    for step in steps:
+        with contextlib.suppress(DamagedError):
+            losses[step] = _read_run(directory / str(step))[_LOSS]
+    return {step: loss for step, loss in losses.items() if loss is not None}
 
 
 def _require_same_leaves(
@@ -268,15 +321,19 @@ def _some(texts: list[str], most: int = 8) -> str:
 
 
 def _crc32(content: Any) -> int:
-    return zlib.crc32(json.dumps(json.loads(strict_json.dumps(content)), sort_keys=True).encode())
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int) else int(value)
-
-
-def _loss(metrics: Mapping[str, float]) -> float:
-    return metrics.get(_LOSS, math.inf)
+@contextlib.contextmanager
+def _in_all_processes(step: int) -> Iterator[None]:
+    """Raises DamagedError in all processes if one of them does: they read different parts of the arrays."""
+    error = None
+    try:
+        yield
+    except DamagedError as raised:
+        error = raised
+    if np.any(multihost_utils.process_allgather(np.asarray(error is not None))):
+        raise error or DamagedError(f"checkpoint {step} is damaged: another process cannot read its part")
 
 
 @contextlib.contextmanager

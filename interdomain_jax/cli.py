@@ -5,6 +5,7 @@ import difflib
 import logging as python_logging
 import os
 import re
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import jax
 from absl import flags, logging
+from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 from interdomain_jax.errors import RunError
-from interdomain_jax.preemption import Preempted
+from interdomain_jax.preemption import Notice, Preempted
+from interdomain_jax.watchdog import Watchdog
 
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Joins the processes of a TPU pod, a Slurm job or the coordinator below into one run."
@@ -30,17 +33,21 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this proce
 _PEER_TIMEOUT = flags.DEFINE_integer(
     "peer_timeout",
     60,
-    "Seconds of silence after which a process counts as dead and the others end; five times that at the start.",
+    "Seconds of silence after which a process counts as dead and the others end; five times that to join and to leave.",
     lower_bound=1,
 )
 
 
-def join_processes() -> None:
+def join_processes(workdir: epath.Path) -> None:
     """Joins the processes of the run, as the flags say; call it before anything asks JAX for devices.
+
+    If one of them does not come in time, the process ends, and names it.
+
+    Args:
+        workdir: of the run, where processes tell of themselves.
 
     Raises:
         ValueError: flags that do not go together.
-        TimeoutError: a process did not join in time; the message names it.
     """
     address, count, number = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
     if address is None and count is None and number is None:
@@ -52,40 +59,54 @@ def join_processes() -> None:
         raise ValueError(f"--process_id is {number}; it must be at least 0 and below --num_processes, {count}")
     # SIGTERM is ours: JAX's own service would take it, and tell only those that ask between two steps.
     jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(
-        address,
-        count,
-        number,
-        initialization_timeout=5 * _PEER_TIMEOUT.value,
-        heartbeat_timeout_seconds=_PEER_TIMEOUT.value,
-        shutdown_timeout_seconds=_PEER_TIMEOUT.value,
+    timeout = 5 * _PEER_TIMEOUT.value
+    watchdog = Watchdog(
+        workdir,
+        limit=timeout,
+        limit_name="five times --peer_timeout",
+        # Before they have joined, the processes of a pod do not know their numbers.
+        process=socket.gethostname() if number is None else str(number),
+        processes=[] if count is None else [str(process) for process in range(count)],
     )
+    with watchdog:
+        watchdog.beat(0, "waiting for the other processes to join")
+        jax.distributed.initialize(
+            address,
+            count,
+            number,
+            # JAX ends the process too, without a name; it is to come second.
+            initialization_timeout=timeout + 60,
+            heartbeat_timeout_seconds=_PEER_TIMEOUT.value,
+            shutdown_timeout_seconds=timeout,
+        )
 
 
 @contextlib.contextmanager
-def end_of_run() -> Iterator[None]:
-    """Ends the process as a run ends: 0 if it was asked to, else 1 with one sentence where that says it all.
+def end_of_run(notice: Notice) -> Iterator[None]:
+    """Ends the process as a run ends: with 0 if it was asked to, with 1 and one sentence where that says it all.
 
-    Threads that still compile, and processes that wait for this one, are not waited for.
+    Then threads that still compile or read, and processes that wait for this one, are not waited for.
     """
     try:
         yield
     except Preempted:
         logging.info("asked to stop before the first step: nothing is lost; the same command goes on")
-        _leave(0)
     except RunError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         _leave(1)
     except Exception:
-        if jax.process_count() == 1:
+        if not jax.distributed.is_initialized():
             raise
         traceback.print_exc()
         _leave(1)
+    if jax.distributed.is_initialized():
+        # All come here, and none goes before the others are done with it.
+        jax.distributed.shutdown()
+    if notice.is_given:
+        _leave(0)
 
 
 def _leave(code: int) -> None:
-    if code == 0 and jax.process_count() > 1:
-        jax.distributed.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

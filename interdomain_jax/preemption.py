@@ -36,7 +36,7 @@ class Preempted(BaseException):
 
 
 class Notice:
-    """Whether the process has been asked to end. Nothing asks until `listening`."""
+    """Whether the process has been asked to end. Nothing asks before `listen`."""
 
     def __init__(self) -> None:
         self.is_given = False
@@ -46,15 +46,9 @@ class Notice:
     def wish(self) -> Wish:
         return Wish.STOP if self.is_given else Wish.GO_ON
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Takes SIGTERM for the notice, in place of what it did before; for the main thread."""
-        before = signal.signal(signal.SIGTERM, self._hear)
-        try:
-            yield
-        finally:
-            # Of a handler that was not installed from Python nothing is known: jax.distributed leaves such a one.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    def listen(self) -> None:
+        """Takes SIGTERM for the notice from now on; for the main thread of a program."""
+        signal.signal(signal.SIGTERM, self._hear)
 
     @contextlib.contextmanager
     def interrupts(self) -> Iterator[None]:

@@ -65,7 +65,7 @@ def restore(checkpoints: ocp.CheckpointManager, step: int, abstract: TrainState)
     """
     restored = storage.restore(checkpoints, step, _as_items(abstract))
     state = TrainState(params=restored.items[storage.PARAMS_ITEM], **restored.items[_OPTIMIZER_ITEM])
-    return Start(step, state, restored.run["data"], storage.validation_loss(checkpoints, step))
+    return Start(step, state, restored.run["data"], restored.validation_loss)
 
 
 def restore_latest(checkpoints: ocp.CheckpointManager, workdir: epath.Path, abstract: TrainState) -> Start | None:

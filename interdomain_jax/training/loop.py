@@ -43,7 +43,7 @@ from interdomain_jax.training.progress import ProgressLine
 from interdomain_jax.training.report import Report
 from interdomain_jax.training.state import TrainState, abstract_state, init_state
 from interdomain_jax.training.step import StepOutput, TrainMetrics, lower_train_step
-from interdomain_jax.training.watchdog import Watchdog
+from interdomain_jax.watchdog import Watchdog
 
 
 class Run(NamedTuple):
@@ -118,10 +118,21 @@ def train(run: Run, *, notice: Notice | None = None, profiled_steps: range = ran
     notice = notice or Notice()
     programs = functools.cache(lambda: _compile(run))
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog(run.workdir, limit=config.hang_seconds))
+        watchdog = stack.enter_context(
+            Watchdog(
+                run.workdir,
+                limit=config.hang_seconds,
+                limit_name="hang_seconds",
+                process=str(jax.process_index()),
+                processes=[str(process) for process in range(jax.process_count())],
+            )
+        )
         checkpoints = stack.enter_context(
             storage.open_checkpoints(
-                run.workdir, keep=config.checkpoints_to_keep, keep_best=config.best_checkpoints_to_keep
+                run.workdir,
+                keep=config.checkpoints_to_keep,
+                keep_best=config.best_checkpoints_to_keep,
+                removes_unfinished=True,
             )
         )
         rewinds: collections.Counter[int] = collections.Counter()
@@ -144,7 +155,7 @@ def train(run: Run, *, notice: Notice | None = None, profiled_steps: range = ran
                         f"the loss spiked after each of {rewinds[start.step]} starts from step {start.step}, whatever "
                         "the data (max_skipped_in_a_row)"
                     ) from None
-                checkpoints.wait_until_finished()
+                storage.wait_until_saved(checkpoints)
 
 
 class _Rewind(Exception):
@@ -186,7 +197,9 @@ def _train_from(
     config, mesh = run.config, run.mesh
     is_first_process, is_alone = jax.process_index() == 0, jax.process_count() == 1
     with contextlib.ExitStack() as stack:
-        batches = stack.enter_context(contextlib.closing(_train_batches(run)))
+        batches = _train_batches(run)
+        # Closing waits for a document that is being read; a process that was asked to end does not.
+        stack.callback(lambda: notice.is_given or batches.close())
         if start.position is not None:
             batches.set_state(start.position)
         progress = stack.enter_context(
@@ -251,7 +264,7 @@ def _train_from(
         while True:
             is_last = step == config.num_steps
             validates = loss is None and step > 0 and (is_last or step % config.eval_every == 0)
-            saves = step != saved and (is_last or step % config.checkpoint_every == 0)
+            saves = step != saved and step > 0 and (is_last or step % config.checkpoint_every == 0)
             ends_capture = step in captured and step == captured[-1]
             is_decisive = in_a_row + 1 >= config.max_skipped_in_a_row
             if flight and (validates or saves or ends_capture or is_decisive or wish):
@@ -271,7 +284,7 @@ def _train_from(
                     else:
                         report.validation(step, loss)
                         is_best = loss < best and config.best_checkpoints_to_keep > 0
-                        best = min(loss, best)
+                        best = min(best, loss)
                 if is_best or (step != saved and (saves or wish)):
                     progress.phase("saving")
                     watchdog.beat(step, "saving")

@@ -1,9 +1,12 @@
 """One model, one config and one small text for all tests of training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from configs import tiny
@@ -32,7 +35,7 @@ SMALL = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_config() -> Callable[..., ConfigDict]:
     """Returns the demo's config at the smallest size; keyword arguments override dotted fields."""
 
@@ -48,3 +51,24 @@ def make_config() -> Callable[..., ConfigDict]:
 def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains and validates on seven short documents in place of a prepared corpus."""
     monkeypatch.setattr(loop, "open_corpus", lambda name, split, directory: DOCUMENTS)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keeps compiled programs in a directory, so that of many starts of one config only the first one compiles, and
+    that one fast.
+    """
+    fields = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+        "jax_disable_most_optimizations": True,
+    }
+    before = {name: jax.config.values[name] for name in fields}
+    for name, value in fields.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield Path(fields["jax_compilation_cache_dir"])
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -162,10 +162,10 @@ PROCESSES = [
 
 
 @pytest.mark.parametrize(("given", "named"), PROCESSES)
-def test_processes_that_do_not_go_together(given, named):
+def test_processes_that_do_not_go_together(tmp_path, given, named):
     flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(**given):
-        message = sentence_of(cli.join_processes)
+        message = sentence_of(cli.join_processes, tmp_path)
     assert all(part in message for part in named), message
 
 

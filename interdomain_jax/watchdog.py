@@ -8,10 +8,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 from absl import logging
 from etils import epath
 
@@ -39,12 +38,27 @@ class Watchdog:
     Args:
         workdir: of the run, the same in all processes.
         limit: seconds between two `beat`s after which the process is ended.
+        limit_name: what the user calls the limit.
+        process: the name of this process among those of the run.
+        processes: the names of all of them; empty where they are not known.
         exit_process: takes the exit code and does not return.
     """
 
-    def __init__(self, workdir: epath.Path, *, limit: float, exit_process: Callable[[int], Any] = os._exit):
+    def __init__(
+        self,
+        workdir: epath.Path,
+        *,
+        limit: float,
+        limit_name: str,
+        process: str,
+        processes: Sequence[str],
+        exit_process: Callable[[int], Any] = os._exit,
+    ):
         self._directory = workdir / _DIRECTORY
         self._limit = limit
+        self._limit_name = limit_name
+        self._process = process
+        self._processes = processes
         self._interval = min(limit / 4, 30.0)
         self._exit_process = exit_process
         self._beat = _Beat(time.monotonic(), 0, "starting")
@@ -56,7 +70,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         threading.Thread(target=self._watch, daemon=True).start()
-        if jax.process_count() > 1:
+        if list(self._processes) != [self._process]:
             # Apart from the other, for a file system out of reach may hold it up.
             threading.Thread(target=self._report_often, daemon=True).start()
         return self
@@ -75,26 +89,29 @@ class Watchdog:
 
     def _account(self, beat: _Beat) -> Iterator[str]:
         yield (
-            f"nothing has moved for {self._limit:g} s (hang_seconds): process {jax.process_index()} on "
+            f"nothing has moved for {self._limit:g} s ({self._limit_name}): process {self._process} on "
             f"{socket.gethostname()} was {beat.doing} at step {beat.step}; the process ends"
         )
-        for process in range(jax.process_count()):
-            if process != jax.process_index():
-                yield self._account_of(process)
+        names = self._processes
+        with contextlib.suppress(OSError):
+            names = names or sorted(path.stem for path in self._directory.glob("*.json"))
+        for name in names:
+            if name != self._process:
+                yield self._account_of(name)
 
-    def _account_of(self, process: int) -> str:
+    def _account_of(self, name: str) -> str:
         with contextlib.suppress(OSError, ValueError):
-            record = json.loads((self._directory / f"{process}.json").read_text())
+            record = json.loads((self._directory / f"{name}.json").read_text())
             silent = time.time() - record["time"]
             where = f"{record['doing']} at step {record['step']}"
             if silent < 3 * self._interval:
-                return f"process {process} on {record['host']} is there: {where}, for {record['seconds']:.0f} s"
-            return f"process {process} on {record['host']} is ABSENT: last heard of {silent:.0f} s ago, {where}"
-        return f"process {process} is ABSENT: it was never heard of"
+                return f"process {name} on {record['host']} is there: {where}, for {record['seconds']:.0f} s"
+            return f"process {name} on {record['host']} is ABSENT: last heard of {silent:.0f} s ago, {where}"
+        return f"process {name} is ABSENT: it was never heard of"
 
     def _report_often(self) -> None:
-        path = self._directory / f"{jax.process_index()}.json"
-        while not self._stopped.wait(self._interval):
+        path = self._directory / f"{self._process}.json"
+        while True:
             beat = self._beat
             record = {
                 "host": socket.gethostname(),
@@ -108,3 +125,5 @@ class Watchdog:
                 strict_json.write(path, record)
             except OSError as error:
                 logging.log_first_n(logging.ERROR, "%s cannot be written: %s", 1, path, error)
+            if self._stopped.wait(self._interval):
+                return
