@@ -23,6 +23,7 @@ from interdomain_jax import sharding, strict_json
 from interdomain_jax.checksums import checksums
 from interdomain_jax.errors import CheckpointError, DamagedError, MismatchError
 from interdomain_jax.modules.layer_layout import like_layers_of
+from interdomain_jax.workdir import is_remote
 
 # The parameters are an item of their own, so that a reader of the model never touches the moments.
 PARAMS_ITEM = "params"
@@ -31,7 +32,7 @@ _LEAVES = "leaves"
 _LOSS = "validation_loss"
 
 DIRECTORY = "checkpoints"
-DAMAGED_DIRECTORY = "damaged_checkpoints"
+DAMAGED = "damaged_checkpoint_"
 
 
 class Restored(NamedTuple):
@@ -85,7 +86,7 @@ def open_checkpoints(
     Raises:
         CheckpointError: on leaving, one could not be written.
     """
-    directory = (workdir / DIRECTORY).resolve()
+    directory = _absolute(workdir / DIRECTORY)
     policies = ocp.checkpoint_managers
     checkpoints = ocp.CheckpointManager(
         directory,
@@ -247,9 +248,8 @@ def move_aside(workdir: epath.Path, step: int) -> epath.Path:
     Returns:
         Its new place.
     """
-    target = workdir / DAMAGED_DIRECTORY / str(step)
+    target = workdir / f"{DAMAGED}{step}"
     if jax.process_index() == 0:
-        target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             target.rmtree()
         (workdir / DIRECTORY / str(step)).rename(target)
@@ -359,6 +359,10 @@ def _naming_failures(checkpoints: ocp.CheckpointManager) -> Iterator[None]:
             f"a checkpoint could not be written to {checkpoints.directory}: {_first_line(error)}; "
             "those that were complete before are untouched"
         ) from error
+
+
+def _absolute(path: epath.Path) -> epath.Path:
+    return path if is_remote(path) else path.resolve()
 
 
 def _first_line(error: BaseException) -> str:

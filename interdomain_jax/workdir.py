@@ -4,10 +4,14 @@ import json
 import os
 from typing import Any
 
+import fsspec
 from etils import epath
 from ml_collections import ConfigDict
 
 from interdomain_jax import strict_json
+
+# Other processes write to a bucket too: what was listed once may have changed.
+fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
 
 # What may change when a run goes on: where the corpora lie, how often it reports and saves, when it gives up, and the
 # mesh and the scan over layers, which round sums differently and change nothing else. Everything else must match, so

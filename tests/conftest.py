@@ -1,11 +1,22 @@
 """Settings that every test runs under."""
 
 import os
+import resource
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
+import pytest
 
 hypothesis.settings.register_profile("default", max_examples=15, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=300, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[Callable[[int], None]]:
+    """Sets the largest size of a file in bytes: what lies beyond cannot be written, as on a full disk; -1 for none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size < 0 else size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

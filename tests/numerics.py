@@ -9,6 +9,7 @@ import numpy as np
 
 from interdomain_jax.array_types import Complex
 from interdomain_jax.ops import Dynamics, s4d_inv
+from tests.quick import quick_jit
 
 
 def relative_rms(value, reference) -> float:
@@ -95,10 +96,10 @@ class OutputsAndGradients(NamedTuple):
     gradients: Any
 
 
-def jitted_vjp(function, inputs, cotangents) -> OutputsAndGradients:
+def jitted_vjp(function, inputs, cotangents, *, jit=quick_jit) -> OutputsAndGradients:
     """The outputs of function(**inputs), and the gradients of the inputs for the cotangents, in one compilation."""
 
-    @jax.jit
+    @jit
     def run(inputs, cotangents):
         outputs, pull_back = jax.vjp(lambda kwargs: function(**kwargs), inputs)
         return OutputsAndGradients(outputs, pull_back(cotangents)[0])

@@ -42,12 +42,19 @@ def dump_step(
 
 
 def load_batch(dump: epath.Path) -> Batch:
-    """The global batch of a dump, from the parts that its processes wrote."""
+    """The global batch of a dump, from the parts that its processes wrote.
+
+    Raises:
+        ValueError: a part is missing.
+    """
     parts = []
     for path in sorted(dump.glob("batch_*.npz")):
         with path.open("rb") as file:
             parts.append(dict(np.load(file)))
     # Processes whose devices hold the same rows have written the same.
     rows, first = np.unique(np.concatenate([part.pop("rows") for part in parts]), return_index=True)
-    assert (rows == np.arange(len(rows))).all()
+    if len(rows) != rows[-1] + 1:
+        raise ValueError(
+            f"{dump} holds rows {rows.tolist()} of the batch; there must be a batch_<n>.npz of each process"
+        )
     return {name: np.concatenate([part[name] for part in parts])[first] for name in parts[0]}

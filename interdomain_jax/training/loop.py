@@ -27,7 +27,7 @@ from interdomain_jax.data.loader import (
     train_iterator,
 )
 from interdomain_jax.data.tokenizers import Tokenizer
-from interdomain_jax.errors import TrainingError
+from interdomain_jax.errors import RunError, TrainingError
 from interdomain_jax.experiment import build_experiment, check_batch, check_fields
 from interdomain_jax.model_flops import train_step_flops
 from interdomain_jax.modules.decoder import Decoder
@@ -113,6 +113,7 @@ def train(run: Run, *, notice: Notice | None = None, profiled_steps: range = ran
         CheckpointError: a checkpoint could not be written, none of those that are there can be read, or the latest is
             of another model.
         TrainingError: too many updates in a row were skipped, or the loss spiked again and again.
+        RunError: the workdir cannot be written.
     """
     config = run.config
     notice = notice or Notice()
@@ -212,10 +213,14 @@ def _train_from(
         )
         writer = None
         if is_first_process:
-            workdirs.save_config(run.workdir, config)
-            stack.callback(_draw_loss_curve, run)
-            writer = stack.enter_context(MetricsWriter(run.workdir, resume_step=start.step))
-        progress.message(_opening_line(run, start.step))
+            try:
+                workdirs.save_config(run.workdir, config)
+                stack.callback(_draw_loss_curve, run)
+                writer = stack.enter_context(MetricsWriter(run.workdir, resume_step=start.step))
+            except OSError as error:
+                raise RunError(f"workdir {run.workdir} cannot be written: {error}") from error
+        if start.step < config.num_steps:
+            progress.message(_opening_line(run, start.step))
 
         state, position, loss = start.state, batches.get_state(), start.validation_loss
         watchdog.beat(start.step, "compiling")
@@ -254,6 +259,16 @@ def _train_from(
                 )
             return Wish(int(flight.wish)), in_a_row
 
+        answers: collections.deque[jax.Array] = collections.deque()
+
+        def keep_going(step: int) -> None:
+            """To be called between two pieces of work; raises Preempted in all processes at the same one."""
+            watchdog.beat(step, "validating")
+            answers.append(agreement.ask(notice.wish))
+            # That of the call before: it has come meanwhile, the newest would have to be waited for.
+            if len(answers) > 1 and int(answers.popleft()) == Wish.STOP:
+                raise Preempted
+
         # Figures of a step are fetched while the next one runs, so that the device never waits for the host. A pause,
         # and a step that would end the run if it were skipped too, fetch them first.
         flight: _Flight | None = None
@@ -267,6 +282,8 @@ def _train_from(
             saves = step != saved and step > 0 and (is_last or step % config.checkpoint_every == 0)
             ends_capture = step in captured and step == captured[-1]
             is_decisive = in_a_row + 1 >= config.max_skipped_in_a_row
+            if is_alone:
+                wish = max(wish, notice.wish)
             if flight and (validates or saves or ends_capture or is_decisive or wish):
                 new_wish, in_a_row = fetch(flight)
                 wish, flight = max(wish, new_wish), None
@@ -274,23 +291,23 @@ def _train_from(
                 if ends_capture:
                     progress.phase("saving the profile")
                     jax.profiler.stop_trace()
-                is_best = False
                 if validates and wish < Wish.STOP:
                     progress.phase("validating")
                     try:
-                        loss = _validation_loss(run, score, state.params, step, agreement, watchdog, notice)
+                        loss = _validation_loss(run, score, state.params, functools.partial(keep_going, step))
                     except Preempted:
                         wish = Wish.STOP
                     else:
                         report.validation(step, loss)
-                        is_best = loss < best and config.best_checkpoints_to_keep > 0
+                        saves |= is_last or (loss < best and config.best_checkpoints_to_keep > 0)
                         best = min(best, loss)
-                if is_best or (step != saved and (saves or wish)):
+                if saves and step == saved and len(checkpoints.all_steps()) > 1:
+                    # It was saved before its validation, which was interrupted; now it is to bear the loss.
+                    checkpoints.delete(step)
+                    saved = None
+                if step != saved and (saves or wish):
                     progress.phase("saving")
                     watchdog.beat(step, "saving")
-                    if step == saved:
-                        # It was saved before its validation, which was interrupted; now it bears the loss.
-                        checkpoints.delete(step)
                     checkpointing.save(checkpoints, state, position, config, validation_loss=loss)
                     saved, saved_at = step, time.monotonic()
                 if writer is not None and (validates or saves):
@@ -364,42 +381,31 @@ def _train_batches(run: Run) -> grain.DatasetIterator[Batch]:
     )
 
 
-def _validation_loss(
-    run: Run,
-    score: ScoreFunction,
-    params: Any,
-    step: int,
-    agreement: Agreement,
-    watchdog: Watchdog,
-    notice: Notice,
-) -> float:
+def _validation_loss(run: Run, score: ScoreFunction, params: Any, keep_going: Callable[[], None]) -> float:
     """In nats per token; batches have the size of a micro-batch, so that validation fits where training fits.
 
-    Raises:
-        Preempted: in all processes at the same batch.
+    Args:
+        run: whose validation split it is.
+        score: from `make_score_function`.
+        params: on the mesh.
+        keep_going: is called before each batch.
     """
     data = run.config.data
     batch_size = data.batch_size // run.config.accumulation_steps
-    batches = evaluation_batches(
-        run.validation_source,
-        run.tokenizer,
-        sequence_length=data.sequence_length,
-        batch_size=batch_size,
-        max_tokens=run.config.eval_tokens,
-        rows=sharding.process_rows(run.mesh, batch_size),
-    )
 
-    def unless_preempted() -> Iterator[Batch]:
-        asked = None
-        for batch in batches:
-            watchdog.beat(step, "validating")
-            # The answer that came with the batch before: none but it has to be waited for.
-            if asked is not None and int(asked) == Wish.STOP:
-                raise Preempted
-            asked = agreement.ask(notice.wish)
+    def batches() -> Iterator[Batch]:
+        for batch in evaluation_batches(
+            run.validation_source,
+            run.tokenizer,
+            sequence_length=data.sequence_length,
+            batch_size=batch_size,
+            max_tokens=run.config.eval_tokens,
+            rows=sharding.process_rows(run.mesh, batch_size),
+        ):
+            keep_going()
             yield batch
 
-    return score_batches(score, params, unless_preempted(), run.mesh, batch_size=batch_size).loss
+    return score_batches(score, params, batches(), run.mesh, batch_size=batch_size).loss
 
 
 def _draw_loss_curve(run: Run) -> None:

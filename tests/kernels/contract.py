@@ -13,6 +13,7 @@ from pallas_kernels import reference
 from pallas_kernels.block_sizes import BlockSizes
 from pallas_kernels.tables import Rows, Tables
 from tests.numerics import assert_close, jitted_vjp, random_like, to_float64, to_numpy
+from tests.quick import quick_jit
 
 TOKENS = ("q", "k", "v")
 
@@ -79,13 +80,6 @@ class KernelContract:
 
     kernels: ModuleType
 
-    @pytest.fixture(autouse=True)
-    def compile_fast(self):
-        """Most of the time goes into compiling."""
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", False)
-
     def check(self, problem, sizes, tolerance=1e-12, *, kernel="attend", double=True):
         """Outputs, the last state and every gradient; whatever stands in the padding is never read."""
         real = problem.real
@@ -137,7 +131,7 @@ class KernelContract:
         """jax#23819: partial blocks held arbitrary memory."""
         inputs, rows, _ = random_problem(batch=1, counts=[29])
         sizes = BlockSizes(chunk_size=8, chunks=2, strided_roll=False)
-        run = jax.jit(lambda q, k, v, state, tables: self.kernels.attend(q, k, v, state, tables, rows, sizes))
+        run = quick_jit(lambda q, k, v, state, tables: self.kernels.attend(q, k, v, state, tables, rows, sizes))
         first, *others = (run(**inputs) for _ in range(10))
         for other in others:
             np.testing.assert_array_equal(other[0][:, :29], first[0][:, :29])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from interdomain_jax import MIXERS, Decoder
 from interdomain_jax.modules.decoder import Remat
 from interdomain_jax.modules.layers import swiglu_hidden_dim
+from tests.quick import quick_jit
 
 SMALL = dict(vocab_size=61, d_model=16, num_layers=4, num_heads=2, head_dim=8, state_dim=8, chunk_size=8)
 HYBRID = ("interdomain", "interdomain", "interdomain", "softmax")
@@ -25,17 +26,17 @@ def tokens_of(seed=0, length=LENGTH):
 
 
 @functools.cache
-def with_cache(model):
+def with_cache(model, jit):
     """The cached call, compiled once for each length of a piece."""
-    return jax.jit(lambda variables, piece, cache: model.apply(variables, piece, cache=cache))
+    return jit(lambda variables, piece, cache: model.apply(variables, piece, cache=cache))
 
 
-def in_pieces(model, variables, tokens, sizes):
+def in_pieces(model, variables, tokens, sizes, *, jit=quick_jit):
     """Logits of the pieces, run one after the other through a cache."""
     assert sum(sizes) == tokens.shape[1]
     cache, logits = model.init_cache(len(tokens), LENGTH), []
     for piece in jnp.split(tokens, np.cumsum(sizes)[:-1], axis=1):
-        out, cache = with_cache(model)(variables, piece, cache)
+        out, cache = with_cache(model, jit)(variables, piece, cache)
         logits.append(out)
     return jnp.concatenate(logits, axis=1)
 
@@ -46,11 +47,12 @@ def test_prefill_then_decode_equals_the_whole_sequence(mixers):
     """Logits to 1e-4: a prefill in two parts, then one token at a time past 30 tokens (mamba#683)."""
     model = Decoder(mixers=mixers, **SMALL | {"num_layers": len(mixers)})
     tokens = tokens_of()
-    variables = jax.jit(model.init)(jax.random.key(1), tokens)
+    variables = quick_jit(model.init)(jax.random.key(1), tokens)
     whole, no_cache = jax.jit(model.apply)(variables, tokens)
     assert no_cache is None
     assert whole.dtype == jnp.float32
-    pieces = in_pieces(model, variables, tokens, [17, 3] + [1] * 20)
+    sizes = [17, 3] + [1] * 20
+    pieces = in_pieces(model, variables, tokens, sizes, jit=jax.jit if mixers == HYBRID else quick_jit)
     np.testing.assert_allclose(pieces, whole, atol=1e-4)
     assert float(whole.std()) > 0.05
 
@@ -72,20 +74,20 @@ def hybrid_of_two_layers():
     """Compiled once for all examples: the model, its parameters, tokens, and their logits."""
     model = Decoder(mixers=("interdomain", "softmax"), **SMALL | {"num_layers": 2})
     tokens = tokens_of()
-    variables = jax.jit(model.init)(jax.random.key(1), tokens)
-    return model, variables, tokens, jax.jit(model.apply)(variables, tokens)[0]
+    variables = quick_jit(model.init)(jax.random.key(1), tokens)
+    return model, variables, tokens, quick_jit(model.apply)(variables, tokens)[0]
 
 
 def mean_square(model, variables):
     """A loss of the logits, with its gradient."""
-    return jax.jit(jax.value_and_grad(lambda v: jnp.mean(model.apply(v, tokens_of())[0] ** 2)))(variables)
+    return quick_jit(jax.value_and_grad(lambda v: jnp.mean(model.apply(v, tokens_of())[0] ** 2)))(variables)
 
 
 @functools.cache
 def two_repeats(mixers):
     """A model of layers that are not scanned, and its parameters."""
     model = Decoder(mixers=mixers, **SMALL | {"num_layers": 2 * len(mixers)})
-    return model, jax.jit(model.init)(jax.random.key(1), tokens_of())
+    return model, quick_jit(model.init)(jax.random.key(1), tokens_of())
 
 
 @functools.cache
@@ -122,7 +124,7 @@ def test_neither_scan_nor_remat_changes_a_gradient(remat, scan_layers):
 def test_scanned_layers_decode_alike(mixers):
     plain, variables = two_repeats(mixers)
     pieces = in_pieces(plain.clone(scan_layers=True), stacked(variables), tokens_of(), [39, 1])
-    np.testing.assert_allclose(pieces, jax.jit(plain.apply)(variables, tokens_of())[0], atol=1e-4)
+    np.testing.assert_allclose(pieces, quick_jit(plain.apply)(variables, tokens_of())[0], atol=1e-4)
 
 
 def kept_bytes(model, tokens):
@@ -176,7 +178,7 @@ def test_a_hybrid_repeats_its_pattern():
 def test_residual_outputs_start_smaller():
     """W_O and W2 have standard deviation 0.02 / sqrt(2 layers), every other matrix 0.02 (paper, section 5)."""
     model = Decoder(vocab_size=500, d_model=128, num_layers=2, num_heads=4, head_dim=32, state_dim=4)
-    params = jax.jit(model.init)(jax.random.key(0), tokens_of())["params"]
+    params = quick_jit(model.init)(jax.random.key(0), tokens_of())["params"]
     block = params["layers_0"]["block_0"]
     for small in (block["mixer"]["output"]["kernel"], block["mlp"]["w2"]["kernel"]):
         assert float(small.std()) == pytest.approx(0.01, rel=0.05)
@@ -187,13 +189,14 @@ def test_residual_outputs_start_smaller():
 
 def test_mixed_precision_keeps_float32_parameters_and_logits():
     tokens = tokens_of()
-    model = Decoder(mixers=HYBRID, dtype="bfloat16", param_dtype="float32", **SMALL)
-    variables = jax.jit(model.init)(jax.random.key(1), tokens)
+    settings = SMALL | {"mixers": ("interdomain", "softmax"), "num_layers": 2}
+    model = Decoder(dtype="bfloat16", param_dtype="float32", **settings)
+    variables = quick_jit(model.init)(jax.random.key(1), tokens)
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
-    logits, _ = model.apply(variables, tokens)
+    logits, _ = jax.jit(model.apply)(variables, tokens)
     assert logits.dtype == jnp.float32
     assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any()
-    exact, _ = Decoder(mixers=HYBRID, **SMALL).apply(variables, tokens)
+    exact, _ = jax.jit(Decoder(**settings).apply)(variables, tokens)
     assert float(jnp.abs(logits - exact).max()) < 0.05
 
 

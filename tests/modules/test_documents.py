@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from interdomain_jax import MIXERS, Decoder
 from tests.numerics import assert_close, double_precision, random_segment_ids, relative_rms, to_numpy
+from tests.quick import quick_jit
 
 SMALL = dict(vocab_size=61, d_model=16, num_layers=2, num_heads=2, head_dim=8, state_dim=8, chunk_size=8)
 PATTERNS = (("interdomain",), ("s4d_rope",), ("softmax",), ("interdomain", "softmax"))
@@ -25,8 +26,8 @@ class Language:
 
     def __init__(self, mixers):
         self.model = Decoder(mixers=mixers, **SMALL)
-        self.variables = jax.jit(self.model.init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
-        self.apply = jax.jit(self.model.apply)
+        self.variables = quick_jit(self.model.init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+        self.apply = quick_jit(self.model.apply)
 
     def __call__(self, tokens, segment_ids=None, cache=None):
         return self.apply(self.variables, tokens, segment_ids=segment_ids, cache=cache)
@@ -59,16 +60,16 @@ def test_gradients_of_packed_documents_are_the_sum_of_separate_ones(name):
         return {length: np.stack([part for part in parts if len(part) == length]) for length in {1, 3, 252, 256}}
 
     with double_precision():
-        variables = jax.jit(mixer.init)(jax.random.key(1), x)
+        variables = quick_jit(mixer.init)(jax.random.key(1), x)
         noise = np.random.default_rng(2)
         variables = jax.tree.map(lambda leaf: leaf + 0.3 * noise.normal(size=leaf.shape), variables)
 
-        @jax.jit
+        @quick_jit
         @jax.value_and_grad
         def packed(variables):
             return jnp.sum(weights * mixer.apply(variables, x, segment_ids=ids)[0])
 
-        @jax.jit
+        @quick_jit
         @jax.value_and_grad
         def separate(variables):
             pairs = zip(documents(x).values(), documents(weights).values(), strict=True)
@@ -170,11 +171,11 @@ def test_positions_restart_with_every_document():
     """The default positions, written out by hand: RoPE restarts, and goes on behind padding."""
     mixer = MIXERS["interdomain"](num_heads=1, head_dim=4, state_dim=4)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(1, 9, 8)), jnp.float32)
-    variables = jax.jit(mixer.init)(jax.random.key(0), x)
+    variables = quick_jit(mixer.init)(jax.random.key(0), x)
     noise = np.random.default_rng(4)
     variables = jax.tree.map(lambda leaf: leaf + 0.3 * noise.normal(size=leaf.shape), variables)
     ids = jnp.asarray([[1, 1, 0, 1, 2, 2, 2, 0, 2]])
-    apply = jax.jit(lambda positions: mixer.apply(variables, x, segment_ids=ids, positions=positions)[0])
+    apply = quick_jit(lambda positions: mixer.apply(variables, x, segment_ids=ids, positions=positions)[0])
     default = apply(None)
     np.testing.assert_array_equal(default, apply(jnp.asarray([[0, 1, 77, 2, 0, 1, 2, 77, 3]])))
     assert relative_rms(apply(jnp.arange(9)[None]), default) > 1e-2

@@ -7,6 +7,7 @@ import pytest
 
 from interdomain_jax import MIXERS, InterdomainAttention, SoftmaxAttention
 from tests.numerics import paper_coefficients, relative_rms
+from tests.quick import quick_jit
 
 HEADS, WIDTH, MODES, D_MODEL = 2, 4, 8, 8
 
@@ -19,7 +20,7 @@ def make(name, **settings):
 
 def initialised(mixer, x, seed=0):
     """Parameters moved off their initial values, so that no scale is one and no bias zero."""
-    params = jax.jit(mixer.init)(jax.random.key(seed), x)
+    params = quick_jit(mixer.init)(jax.random.key(seed), x)
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     noisy = [leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
@@ -101,7 +102,7 @@ def test_every_cell_of_the_cube_is_the_papers(name, cell):
     x = jnp.asarray(rng.normal(size=(2, 13, D_MODEL)), jnp.float32)
     mixer = make(name, chunk_size=4)
     variables = initialised(mixer, x)
-    out, cache = mixer.apply(variables, x)
+    out, cache = jax.jit(mixer.apply)(variables, x)
     assert cache is None
     assert relative_rms(out, numpy_mixer(variables["params"], x, **cell)) < 1e-5
 
@@ -118,7 +119,7 @@ def test_softmax_attention_against_numpy():
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     expected = np.einsum("bhts,bshd->bthd", weights, v).reshape(2, 9, -1) @ p["output"]["kernel"]
-    assert relative_rms(mixer.apply(variables, x)[0], expected) < 1e-5
+    assert relative_rms(jax.jit(mixer.apply)(variables, x)[0], expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -130,7 +131,7 @@ def test_causal_by_gradient_and_every_parameter_learns(name):
     def output_at_six(variables, x):
         return mixer.apply(variables, x)[0][0, 6].sum()
 
-    by_variables, by_x = jax.jit(jax.grad(output_at_six, argnums=(0, 1)))(variables, x)
+    by_variables, by_x = quick_jit(jax.grad(output_at_six, argnums=(0, 1)))(variables, x)
     np.testing.assert_array_equal(by_x[:, 7:], 0)
     assert (np.abs(by_x[:, :7]).max(axis=-1) > 0).all()
     for path, gradient in jax.tree_util.tree_leaves_with_path(by_variables):
@@ -142,9 +143,9 @@ def test_a_sequence_in_pieces_equals_the_whole(name):
     x = jax.random.normal(jax.random.key(3), (2, 16, D_MODEL))
     mixer = make(name)
     variables = initialised(mixer, x)
-    whole, _ = mixer.apply(variables, x)
+    whole, _ = quick_jit(mixer.apply)(variables, x)
     cache, pieces = mixer.init_cache(2, 16), []
-    step = jax.jit(lambda piece, cache: mixer.apply(variables, piece, cache=cache))
+    step = quick_jit(lambda piece, cache: mixer.apply(variables, piece, cache=cache))
     for piece in jnp.split(x, [5, 6, 7, 12], axis=1):
         y, cache = step(piece, cache)
         pieces.append(y)
@@ -168,7 +169,8 @@ def test_grouped_heads_equal_repeated_ones(name):
         return jnp.repeat(leaf, 2, axis=0)
 
     separate = jax.tree_util.tree_map_with_path(repeated, variables)
-    np.testing.assert_allclose(shared.apply(variables, x)[0], make(name).apply(separate, x)[0], rtol=1e-4, atol=1e-5)
+    together, apart = (quick_jit(m.apply)(v, x)[0] for m, v in ((shared, variables), (make(name), separate)))
+    np.testing.assert_allclose(together, apart, rtol=1e-4, atol=1e-5)
 
 
 def test_output_gate_is_silu():
@@ -178,24 +180,25 @@ def test_output_gate_is_silu():
     params = dict(variables["params"])
     gate = params.pop("gate")["kernel"]
     identity = {"kernel": jnp.eye(HEADS * WIDTH)}
-    plain = make("interdomain").apply({"params": params | {"output": identity}}, x)[0]
+    plain = quick_jit(make("interdomain").apply)({"params": params | {"output": identity}}, x)[0]
     expected = (plain * jax.nn.silu(x @ gate)) @ params["output"]["kernel"]
-    np.testing.assert_allclose(gated.apply(variables, x)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(quick_jit(gated.apply)(variables, x)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_its_state_in_float32():
     x = jax.random.normal(jax.random.key(6), (2, 20, D_MODEL))
     half = make("interdomain", dtype=jnp.bfloat16)
-    variables = make("interdomain").init(jax.random.key(0), x)
-    out, cache = half.apply(variables, x, cache=half.init_cache(2, 20))
+    variables = quick_jit(make("interdomain").init)(jax.random.key(0), x)
+    out, cache = jax.jit(half.apply)(variables, x, cache=half.init_cache(2, 20))
     assert out.dtype == jnp.bfloat16
     assert cache.state.dtype == jnp.float32
-    assert relative_rms(out.astype(jnp.float32), make("interdomain").apply(variables, x)[0]) < 3e-2
+    assert relative_rms(out.astype(jnp.float32), jax.jit(make("interdomain").apply)(variables, x)[0]) < 3e-2
 
 
 def test_initial_values_are_the_papers():
     x = jnp.zeros((1, 4, 64))
-    params = InterdomainAttention(num_heads=512, head_dim=2, state_dim=4).init(jax.random.key(0), x)["params"]
+    mixer = InterdomainAttention(num_heads=512, head_dim=2, state_dim=4)
+    params = quick_jit(mixer.init)(jax.random.key(0), x)["params"]
     np.testing.assert_allclose(params["log_neg_a_real"], np.log(0.5), rtol=1e-6)
     np.testing.assert_allclose(params["a_imag"][0], 4 / np.pi * np.array([3, 1 / 3, -1 / 5, -3 / 7]), rtol=1e-6)
     log_delta = params["log_delta"]
@@ -208,7 +211,7 @@ def test_initial_values_are_the_papers():
 def test_a_cache_too_short_for_the_tokens_is_refused():
     x = jnp.zeros((1, 5, D_MODEL))
     mixer = SoftmaxAttention(num_heads=HEADS, head_dim=WIDTH)
-    variables = mixer.init(jax.random.key(0), x)
+    variables = quick_jit(mixer.init)(jax.random.key(0), x)
     with pytest.raises(ValueError, match="5 tokens do not fit a cache of length 4"):
         mixer.apply(variables, x, cache=mixer.init_cache(1, 4))
 

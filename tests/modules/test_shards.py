@@ -17,7 +17,6 @@ from jax.sharding import AxisType, PartitionSpec as P
 from interdomain_jax.ops import interdomain_attention, linear_contraction
 from tests.numerics import assert_close, jitted_vjp, random_dynamics, random_like, random_qkv, random_segment_ids
 
-jax.config.update("jax_disable_most_optimizations", True)
 implementation = sys.argv[1]
 rng = np.random.default_rng(0)
 # Of 24 tokens a shard has three, so that documents start and end in it, at its edges and shards away. The last row has
@@ -58,18 +57,19 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType
 from interdomain_jax.modules.mixers import MIXERS
 from tests.numerics import assert_close, jitted_vjp, random_like, random_segment_ids
+from tests.quick import quick_jit
 
-jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(1)
 mixer = MIXERS[sys.argv[1]](num_heads=2, head_dim=4, state_dim=4, dtype=jnp.float64, param_dtype=jnp.float64)
 x = jnp.asarray(rng.normal(size=(4, 16, 6)), jnp.float64)
-params = mixer.init(jax.random.key(0), x[:, :1])["params"]
+params = quick_jit(mixer.init)(jax.random.key(0), x[:, :1])["params"]
 params = jax.tree.map(lambda leaf: leaf + 0.1 * jnp.asarray(rng.normal(size=leaf.shape), jnp.float64), params)
 mesh = jax.make_mesh((2, 1, 1, 4), ("data", "fsdp", "tensor", "seq"), axis_types=(AxisType.Auto,) * 4)
 # The row before leaves a cache in the middle of a document, which the first row of the ids goes on with.
 before = jnp.asarray(rng.normal(size=(4, 5, 6)), jnp.float64)
-_, cache = mixer.apply({"params": params}, before, segment_ids=jnp.full((4, 5), 2), cache=mixer.init_cache(4, 0))
+ids = jnp.full((4, 5), 2)
+_, cache = quick_jit(mixer.apply)({"params": params}, before, segment_ids=ids, cache=mixer.init_cache(4, 0))
 ids = random_segment_ids(rng, 4, 16).at[0, :6].set(jnp.array([0, 0, 2, 2, 0, 2]))
 for segment_ids in (None, ids):
 

@@ -43,6 +43,22 @@ def trained():
     return variables, start, losses
 
 
+TOKENS = jnp.asarray(np.random.default_rng(1).integers(0, 12, (2, 40)))
+
+
+@functools.cache
+def recurrent_logits():
+    """Token by token."""
+    variables, *_ = trained()
+    recurrent = Decoder(implementation="sequential", **SMALL)
+    step = jax.jit(lambda tokens, cache: recurrent.apply(variables, tokens, cache=cache))
+    cache, logits = recurrent.init_cache(2, 40), []
+    for t in range(40):
+        out, cache = step(TOKENS[:, t : t + 1], cache)
+        logits.append(out)
+    return np.concatenate(logits, axis=1)
+
+
 @pytest.mark.parametrize("implementation", get_args(Implementation))
 def test_parallel_and_recurrent_forms_agree_after_training(implementation):
     variables, start, losses = trained()
@@ -51,12 +67,5 @@ def test_parallel_and_recurrent_forms_agree_after_training(implementation):
     assert all(distance > 1e-2 for distance in jax.tree.leaves(moved)), moved
 
     model = Decoder(implementation=implementation, **SMALL)
-    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 12, (2, 40)))
-    whole, _ = jax.jit(model.apply)(variables, tokens)
-    recurrent = Decoder(implementation="sequential", **SMALL)
-    step = jax.jit(lambda tokens, cache: recurrent.apply(variables, tokens, cache=cache))
-    cache, logits = recurrent.init_cache(2, 40), []
-    for t in range(40):
-        out, cache = step(tokens[:, t : t + 1], cache)
-        logits.append(out)
-    np.testing.assert_allclose(jnp.concatenate(logits, axis=1), whole, atol=1e-4)
+    whole, _ = jax.jit(model.apply)(variables, TOKENS)
+    np.testing.assert_allclose(recurrent_logits(), whole, atol=1e-4)

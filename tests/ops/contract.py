@@ -22,6 +22,7 @@ from tests.numerics import (
     to_float64,
     to_numpy,
 )
+from tests.quick import quick_jit
 
 READS = ("bilinear", "hermitian")
 # One property test serves the classes of all implementations.
@@ -34,7 +35,7 @@ def sweep(name, *, usual, slow):
 
 
 class ImplementationContract:
-    """What a subclass sets.
+    """What a subclass sets. Programs are quick to compile; the tests elsewhere run fully optimised ones.
 
     Attributes:
         implementation: its name.
@@ -51,13 +52,6 @@ class ImplementationContract:
     chunked = False
     leak = 0.0
     longest = 200
-
-    @pytest.fixture(autouse=True)
-    def compile_fast(self):
-        """Most of the time goes into compiling; the tests elsewhere run fully optimised programs."""
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", False)
 
     def attend(self, **inputs):
         return interdomain_attention(implementation=self.implementation, **inputs)
@@ -168,7 +162,7 @@ class ImplementationContract:
         inputs["dynamics"] = random_dynamics(rng, 2, 8, mode_weights=mode_weights)
         expected = paper_attention(*to_numpy(tuple(inputs.values())), read)
         with jax.enable_x64(True):
-            got = self.attend(**to_float64(inputs), read=read, chunk_size=8)
+            got = quick_jit(partial(self.attend, read=read, chunk_size=8))(**to_float64(inputs))
         assert_close(got, expected, 1e-12)
 
     def test_the_output_has_the_dtype_of_v(self):
@@ -181,7 +175,7 @@ class ImplementationContract:
         rng = np.random.default_rng(4)
         inputs = self.inputs(rng, 1, 21)
 
-        @jax.jit
+        @quick_jit
         @jax.grad
         def gradient(kv, t):
             out, _ = self.attend(**inputs | kv, chunk_size=8)
@@ -193,12 +187,11 @@ class ImplementationContract:
                 assert (size[: t + 1] > 0).all()
                 assert size[t + 1 :].max() <= self.leak * size[: t + 1].max()
 
-    @pytest.mark.parametrize("split", [7, 16])
-    def test_the_state_carries_a_sequence_across_calls(self, split):
+    def test_the_state_carries_a_sequence_across_calls(self):
         """The gradient too: through the state between the calls it equals the gradient of the whole."""
         inputs = self.inputs(np.random.default_rng(3), 2, 50)
 
-        def in_two(q, k, v, dynamics, initial_state):
+        def in_two(q, k, v, dynamics, initial_state, *, split):
             parts = [dict(q=q[:, at], k=k[:, at], v=v[:, at]) for at in (slice(split), slice(split, None))]
             head, state = self.attend(**parts[0], dynamics=dynamics, initial_state=initial_state, chunk_size=16)
             tail, state = self.attend(**parts[1], dynamics=dynamics, initial_state=state, chunk_size=16)
@@ -206,7 +199,9 @@ class ImplementationContract:
 
         whole = lambda **kwargs: self.attend(**kwargs, chunk_size=16)
         cotangents = random_like(np.random.default_rng(1), jax.eval_shape(lambda kwargs: whole(**kwargs), inputs))
-        assert_close(jitted_vjp(in_two, inputs, cotangents), jitted_vjp(whole, inputs, cotangents), 1e-4)
+        expected = jitted_vjp(whole, inputs, cotangents)
+        for split in (7, 16):
+            assert_close(jitted_vjp(partial(in_two, split=split), inputs, cotangents), expected, 1e-4)
 
     # The numbered cases are faults that published kernels of this family have had.
 
@@ -215,15 +210,16 @@ class ImplementationContract:
         """fla#88: chunk mode failed for few tokens; mamba#683: step and forward drifted apart past 30."""
         inputs = self.inputs(np.random.default_rng(length), 2, length)
         state, outputs = inputs["initial_state"], []
-        step = jax.jit(lambda **kwargs: interdomain_attention(implementation="sequential", **kwargs))
+        step = quick_jit(partial(interdomain_attention, implementation="sequential"))
         for t in range(length):
             token = {name: inputs[name][:, t : t + 1] for name in ("q", "k", "v")}
             out, state = step(**token, dynamics=inputs["dynamics"], initial_state=state)
             outputs.append(out)
         for chunk_size in self.chunk_sizes(16, 64):
-            assert_close(self.attend(**inputs, chunk_size=chunk_size), (jnp.concatenate(outputs, axis=1), state), 1e-5)
+            got = quick_jit(partial(self.attend, chunk_size=chunk_size))(**inputs)
+            assert_close(got, (np.concatenate(outputs, axis=1), state), 1e-5)
 
-    @sweep("length", usual=(63, 100), slow=(65, 127))
+    @sweep("length", usual=(100,), slow=(63, 65, 127))
     def test_padding_of_not_a_numbers_is_never_read(self, length):
         """fla#1142: a ragged length read past the end and lost a gradient term."""
         if not self.packs:
@@ -247,7 +243,7 @@ class ImplementationContract:
     def test_repeats_are_bitwise_equal(self):
         """jax#23819: partial blocks held arbitrary memory."""
         inputs = self.inputs(np.random.default_rng(5), 2, 77)
-        run = jax.jit(lambda kwargs: self.attend(**kwargs, chunk_size=16))
+        run = quick_jit(lambda kwargs: self.attend(**kwargs, chunk_size=16))
         first = run(inputs)
         for _ in range(10):
             jax.tree.map(np.testing.assert_array_equal, run(inputs), first)
@@ -261,7 +257,7 @@ class ImplementationContract:
             loss = lambda kwargs: jnp.sum(
                 weights * interdomain_attention(**kwargs, chunk_size=8, implementation=implementation)[1]
             )
-            return jax.jit(jax.grad(loss))(inputs)
+            return quick_jit(jax.grad(loss))(inputs)
 
         with jax.enable_x64(True):
             expected = to_numpy(gradient("sequential", *to_float64((inputs, weights))))
@@ -292,8 +288,12 @@ class ImplementationContract:
         with pytest.raises(ValueError, match="log_decay must be at most 0"):
             self.attend(**inputs | {"dynamics": inputs["dynamics"]._replace(log_decay=-log_decay)})
 
-    @sweep("heads", usual=(3,), slow=(1, 5, 6, 7, 12))
-    def test_any_number_of_heads_in_bfloat16(self, heads):
+    @sweep(
+        ("heads", "chunk_sizes"),
+        usual=[(3, (16, 128))],
+        slow=[(3, (1, 64)), *((heads, (1, 16, 64, 128)) for heads in (1, 5, 6, 7, 12))],
+    )
+    def test_any_number_of_heads_in_bfloat16(self, heads, chunk_sizes):
         """mamba#352: NaN in the first bfloat16 backward for some head counts."""
         inputs = self.inputs(np.random.default_rng(heads), 1, 150, heads, heads, 8, 8, 8)
         half = inputs | {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
@@ -301,7 +301,7 @@ class ImplementationContract:
         with jax.enable_x64(True):
             sequential = lambda **kwargs: interdomain_attention(implementation="sequential", **kwargs)
             expected = to_numpy(jitted_vjp(sequential, *to_float64((half, cotangents))))
-        for chunk_size in self.chunk_sizes(1, 16, 64, 128):
+        for chunk_size in self.chunk_sizes(*chunk_sizes):
             attend = lambda chunk_size=chunk_size, **kwargs: self.attend(**kwargs, chunk_size=chunk_size)
             got = jitted_vjp(attend, half, (cotangents[0].astype(jnp.bfloat16), cotangents[1]))
             assert_close(got.outputs, expected.outputs, 1e-2)
@@ -312,10 +312,11 @@ class ImplementationContract:
         """exllamav3#316: odd head sizes were nondeterministic."""
         inputs = self.inputs(np.random.default_rng(width), 1, 70, 1, 1, width, width, 8)
         half = inputs | {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
-        run = jax.jit(lambda kwargs: self.attend(**kwargs, chunk_size=16))
+        run = quick_jit(lambda kwargs: self.attend(**kwargs, chunk_size=16))
         first = run(half)
         with jax.enable_x64(True):
-            expected = to_numpy(interdomain_attention(implementation="sequential", **to_float64(half)))
+            sequential = quick_jit(partial(interdomain_attention, implementation="sequential"))
+            expected = to_numpy(sequential(**to_float64(half)))
         assert_close(first, expected, 1e-2)
         for _ in range(3):
             jax.tree.map(np.testing.assert_array_equal, run(half), first)
@@ -328,14 +329,17 @@ class ImplementationContract:
         angles = jnp.asarray([[128.3, -128.3, 97.1, 41.7, 12.3, 3.0, 0.1, 0.0]], jnp.float32)
         decays = -jnp.asarray([[1e-4, 5e-2, 1e-3, 1e-2, 5e-4, 1e-4, 1e-3, 1e-5]], jnp.float32)
         half["dynamics"] = half["dynamics"]._replace(log_decay=decays, angle=angles)
-        out, state = jax.jit(lambda kwargs: self.attend(**kwargs))(half)
+        out, state = quick_jit(self.attend)(**half)
         assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
         with jax.enable_x64(True):
-            expected = to_numpy(interdomain_attention(implementation="sequential", **to_float64(half)))
+            sequential = quick_jit(partial(interdomain_attention, implementation="sequential"))
+            expected = to_numpy(sequential(**to_float64(half)))
         assert_close((out, state), expected, 1e-2)
 
     def test_packed_documents_equal_separate_runs(self):
-        """Every output, final state and gradient: packed is the sum over the documents (fla#955)."""
+        """Every output, final state and gradient: packed is the sum over the documents (fla#955), each run alone by
+        the sequential form, which every other form equals for a document alone.
+        """
         if not self.packs:
             return self.check_refuses_segment_ids()
         rng = np.random.default_rng(11)
@@ -350,6 +354,7 @@ class ImplementationContract:
             [[*range(20)], [29], [*range(30, 38)]],
         ]
         ids = jnp.asarray(rows)
+        alone = partial(interdomain_attention, implementation="sequential")
 
         def separately(q, k, v, dynamics, initial_state):
             out, states = jnp.zeros((*q.shape[:3], v.shape[3]), v.dtype), []
@@ -357,7 +362,7 @@ class ImplementationContract:
                 state = initial_state[row : row + 1]
                 for place in places:
                     part = {name: x[row : row + 1, np.array(place)] for name, x in dict(q=q, k=k, v=v).items()}
-                    got, state = self.attend(**part, dynamics=dynamics, initial_state=state, chunk_size=8)
+                    got, state = alone(**part, dynamics=dynamics, initial_state=state)
                     out = out.at[row, np.array(place)].set(got[0])
                     last, state = state, jnp.zeros_like(state)
                 states.append(last)
@@ -376,10 +381,11 @@ class ImplementationContract:
             return self.check_refuses_segment_ids()
         inputs = self.inputs(np.random.default_rng(12), 2, 11)
         ids = jnp.asarray([[0] * 11, [1] * 11])
-        out, state = self.attend(**inputs, segment_ids=ids, chunk_size=4)
+        attend = partial(self.attend, chunk_size=4)
+        out, state = quick_jit(attend)(**inputs, segment_ids=ids)
         np.testing.assert_array_equal(out[0], 0)
         np.testing.assert_array_equal(state[0], inputs["initial_state"][0])
-        assert_close((out[1:], state[1:]), tuple(x[1:] for x in self.attend(**inputs, chunk_size=4)), 1e-6)
+        assert_close((out[1:], state[1:]), tuple(x[1:] for x in quick_jit(attend)(**inputs)), 1e-6)
 
     @pytest.mark.parametrize(("batch", "length"), [(0, 5), (2, 0), (0, 0)])
     def test_empty_shapes_and_their_gradients(self, batch, length):

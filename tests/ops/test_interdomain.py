@@ -34,7 +34,7 @@ def test_several_blocks_of_chunks_and_both_remainders(packed):
     ids = random_segment_ids(rng, 1, length) if packed else None
     attend = lambda **kwargs: interdomain_attention(**kwargs, segment_ids=ids, chunk_size=16, implementation="xla")
     cotangents = random_like(rng, jax.eval_shape(lambda kwargs: attend(**kwargs), inputs))
-    got = jitted_vjp(attend, inputs, cotangents)
+    got = jitted_vjp(attend, inputs, cotangents, jit=jax.jit)
     with double_precision():
         reference = lambda **kwargs: interdomain_attention(**kwargs, segment_ids=ids, implementation="sequential")
         expected = to_numpy(jitted_vjp(reference, *to_float64((inputs, cotangents))))

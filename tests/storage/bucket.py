@@ -33,13 +33,16 @@ class Bucket:
     Attributes:
         url: `gs://` and a name that no other bucket of this process has, as clients cache what they know by name.
         environment: the variables with which a program finds the bucket; set them before it first uses a `gs://` path.
-        refusal: the status that answers every request, e.g. FORBIDDEN; None serves them.
+        refusal: the status that answers requests, e.g. FORBIDDEN, or SERVICE_UNAVAILABLE, which clients take for a
+            reason to try again; None serves them.
+        refused: a part of the paths that are refused; the default is in all of them.
     """
 
     def __init__(self) -> None:
         name = f"test-{uuid.uuid4().hex}"
         self.url = f"gs://{name}"
         self.refusal: HTTPStatus | None = None
+        self.refused = "/"
         self._storage = Storage(use_memory_fs=True)
         buckets.create_bucket(name, self._storage)
         # Otherwise the emulator keeps what was deleted, and writes it all out with each change.
@@ -118,7 +121,9 @@ class _Handler(RequestHandler):
         if length:
             self.rfile = io.BytesIO(self._body)
         wanted = parse_qs(urlsplit(self.path).query).get("ifGenerationMatch", [self._generation()])
-        refusal = self._bucket.refusal or (HTTPStatus.PRECONDITION_FAILED if wanted != [self._generation()] else None)
+        refusal = self._bucket.refusal if self._bucket.refused in self.path else None
+        if refusal is None and wanted != [self._generation()]:
+            refusal = HTTPStatus.PRECONDITION_FAILED
         if refusal is not None:
             self.send_error(refusal)
         return refusal is None

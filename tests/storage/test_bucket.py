@@ -58,6 +58,17 @@ def test_another_process_finds_the_bucket(bucket):
     assert path.read_text() == "from the other process"
 
 
+def test_it_keeps_its_files_while_it_is_stopped(bucket):
+    path = epath.Path(bucket.url) / "note"
+    path.write_text("kept")
+    address = urlsplit(bucket.environment["STORAGE_EMULATOR_HOST"])
+    bucket.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.hostname, address.port))
+    bucket.start()
+    assert path.read_text() == "kept"
+
+
 def test_a_write_that_came_too_late_fails(bucket):
     store = tensorstore.KvStore.open(bucket.url + "/").result()
     store.write(b"key", b"one").result()
@@ -127,8 +138,9 @@ def test_a_refused_write_is_raised_at_once(bucket):
     assert _manager(bucket).latest_step() == 1
 
 
-_UNREACHABLE = """
+_UNAVAILABLE = """
 import os, time
+from http import HTTPStatus
 from tests.processes import run_processes
 from tests.storage.bucket import local_bucket
 from tests.processes import run_processes
@@ -138,22 +150,22 @@ with local_bucket() as bucket:
     checkpoints = _manager(bucket, timeout=2)
     _save(checkpoints, 1)
     checkpoints.wait_until_finished()
+    bucket.refusal, bucket.refused = HTTPStatus.SERVICE_UNAVAILABLE, "manifest.ocdbt"
     _save(checkpoints, 2)
-    bucket.stop()
     started = time.monotonic()
     try:
         checkpoints.wait_until_finished()
     except TimeoutError as error:
         print(error, time.monotonic() - started < 10)
-    bucket.start()
+    bucket.refusal = None
     print("latest step", _manager(bucket).latest_step(), flush=True)
     os._exit(0)
 """
 
 
-def test_an_unreachable_bucket_is_raised_after_the_timeout():
-    # In a process of its own, left by `_exit`: the threads of the save go on trying, for minutes, and no process ends
-    # of itself before they do.
-    (output,) = run_processes(1, _UNREACHABLE, timeout=120)
+def test_arrays_that_cannot_be_written_are_raised_after_the_timeout():
+    # In a process of its own, left by `_exit`: the threads of the save go on trying, for minutes if need be, and no
+    # process ends of itself before they do.
+    (output,) = run_processes(1, _UNAVAILABLE, timeout=120)
     assert "timed out after 2.00 seconds. True\n" in output
     assert "latest step 1\n" in output

@@ -1,28 +1,28 @@
 """What is saved comes back as it was, onto other layers and dtypes too; what is damaged is never taken for whole."""
 
 import math
+import os
 import random
-import resource
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from etils import epath
 
 from interdomain_jax import checkpoints as storage
-from interdomain_jax import sharding
 from interdomain_jax.errors import CheckpointError, DamagedError, MismatchError
 from interdomain_jax.modules.layer_layout import separate_layers, stack_layers
 from interdomain_jax.training import checkpoints as checkpointing
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
 from interdomain_jax.version import code_version
-from tests.training.conftest import DOCUMENTS
+from tests.training.conftest import DOCUMENTS, SMALL
 
 # Of a read that failed orbax leaves coroutines behind.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -184,18 +184,6 @@ def test_another_model_is_refused_and_its_leaves_named(
     assert files_in(workdir) == before
 
 
-@pytest.mark.parametrize("cast", [False, True])
-def test_a_whole_number_is_not_restored_as_a_float(tmp_path, cast):
-    """asi#2714: float32 has no 16,777,217."""
-    mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1, seq=1))
-    as_float = {"counts": {"seen": jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding.replicated(mesh))}}
-    with storage.open_checkpoints(epath.Path(tmp_path)) as checkpoints:
-        storage.save(checkpoints, 1, {"counts": {"seen": jnp.int32(16_777_217)}}, {})
-        checkpoints.wait_until_finished()
-        with pytest.raises(MismatchError, match=r"counts/seen is int32 \(\) there and float32 \(\) here"):
-            storage.restore(checkpoints, 1, as_float, cast=cast)
-
-
 def damaged(content: bytes, kind: str, bit: int) -> bytes:
     if kind == "half":
         return content[: len(content) // 2]
@@ -227,9 +215,9 @@ def test_damage_to_any_file_is_found_or_changes_nothing(whole, copied, caplog, k
         used[start.step] += 1
         if start.step == BEFORE:
             assert f"checkpoint {LAST} is damaged" in caplog.text, name
-            assert f"moved to {copied / 'damaged_checkpoints' / str(LAST)}" in caplog.text, name
+            assert f"moved to {copied / f'damaged_checkpoint_{LAST}'}" in caplog.text, name
             assert not directory.exists(), name
-            assert (copied / "damaged_checkpoints" / str(LAST)).is_dir(), name
+            assert (copied / f"damaged_checkpoint_{LAST}").is_dir(), name
             shutil.copytree(spare, directory)
         elif not directory.exists():
             raise AssertionError(f"{name}: a checkpoint that was used is gone")
@@ -256,7 +244,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, prepared,
     chex.assert_trees_all_equal(actual, expected)
     assert rows_without_speed(copied) == rows_without_speed(run.workdir)
     assert f"checkpoint {LAST} is damaged" in caplog.text
-    assert (copied / "damaged_checkpoints" / str(LAST) / "params").is_dir()
+    assert (copied / f"damaged_checkpoint_{LAST}" / "params").is_dir()
     assert storage.find_step(copied, "latest") == LAST
 
 
@@ -270,14 +258,6 @@ def test_where_all_are_damaged_nothing_is_touched(whole, prepared, copied):
     assert f"checkpoint {BEFORE} is damaged" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert files_in(copied) == before
-
-
-@pytest.fixture
-def file_size_limit():
-    """Sets the largest size of a file in bytes: what lies beyond cannot be written, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_failed_write_surfaces_and_leaves_the_older_checkpoint(
@@ -298,7 +278,7 @@ def test_a_failed_write_surfaces_and_leaves_the_older_checkpoint(
         patch.setattr(loop.MetricsWriter, "write", write_until_step_4)
         with pytest.raises(CheckpointError) as raised:
             loop.train(prepared(tmp_path))
-    file_size_limit(None)
+    file_size_limit(-1)
     assert f"could not be written to {tmp_path / 'checkpoints'}" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert read_metrics(tmp_path)[-1]["step"] <= 6
@@ -311,49 +291,84 @@ def test_a_failed_write_surfaces_and_leaves_the_older_checkpoint(
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {str(BEFORE), str(LAST)}
 
 
-def test_no_checkpoint_is_deleted_for_one_that_could_not_be_written(tmp_path, file_size_limit):
-    """Whoever hears of the error first: the thread that deletes old checkpoints hears of it too."""
-    # Incompressible, and larger than the limit.
-    table = jnp.asarray(np.random.default_rng(0).standard_normal((257, 64), np.float32))
-    items = {"params": {"embed": {"embedding": table}}}
+PROGRAM = """
+import jax
+import train
+from absl import app
+from interdomain_jax import cli
+from interdomain_jax.training import loop
+from tests.training.conftest import DOCUMENTS
+jax.config.update("jax_disable_most_optimizations", True)
+loop.open_corpus = lambda name, split, directory: DOCUMENTS
+app.run(train.main, flags_parser=cli.parse_flags)
+"""
 
-    def check_until_it_fails(checkpoints):
-        while True:
-            storage.check_for_errors(checkpoints)
-
-    with storage.open_checkpoints(epath.Path(tmp_path), keep=1) as checkpoints:
-        storage.save(checkpoints, 1, items, {})
-        storage.wait_until_saved(checkpoints)
-        file_size_limit(32_768)
-        storage.save(checkpoints, 2, items, {})
-        with pytest.raises(CheckpointError):
-            check_until_it_fails(checkpoints)
-    file_size_limit(None)
-    assert storage.find_step(tmp_path, "latest") == 1
-
-
-LOSSES = {1: None, 2: 2.0, 3: 1.0, 4: math.nan, 5: 3.0, 6: None, 7: 1.5, 8: math.inf}
-KEPT = [[1], [1, 2], [2, 3], [3, 4], [3, 4, 5], [3, 5, 6], [3, 6, 7], [3, 7, 8]]
+# On a file system of its own, too small at first; where none can be mounted, with a limit on the size of files.
+TWO_STARTS = """
+workdir=$1 size=$2 result=$3
+shift 3
+if mount -t tmpfs -o size="$size" tmpfs "$workdir" 2>/dev/null; then
+    "$@"; echo "exit code $?, saved:" $(ls "$workdir/checkpoints")
+    trap 'umount "$workdir"' EXIT
+    mount -o remount,size=64m "$workdir"
+else
+    (ulimit -f 32; "$@"); echo "exit code $?, no small disk"
+fi
+"$@"; echo "exit code $?"
+cp -r "$workdir/." "$result"
+"""
 
 
-@pytest.mark.parametrize("opened_again", [False, True])
-def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path, opened_again):
-    workdir = epath.Path(tmp_path)
-    items = {"params": {"norm": {"scale": jnp.arange(3.0)}}}
-    for part in [[step] for step in LOSSES] if opened_again else [list(LOSSES)]:
-        with storage.open_checkpoints(workdir, keep=2, keep_best=1) as checkpoints:
-            for step in part:
-                storage.save(checkpoints, step, items, {}, validation_loss=LOSSES[step])
-                storage.wait_until_saved(checkpoints)
-                assert list(checkpoints.all_steps()) == KEPT[step - 1]
-                assert sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()) == KEPT[step - 1]
-    assert storage.find_step(workdir, "latest") == 8
-    assert storage.find_step(workdir, "best") == 3
-    assert storage.find_step(workdir, "7") == 7
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 4; there are \[3, 7, 8\]"):
-        storage.find_step(workdir, "4")
-    with pytest.raises(ValueError, match="'newest'"):
-        storage.find_step(workdir, "newest")
+def test_a_full_disk_ends_the_run_and_more_room_resumes_it(whole, compiled_once, tmp_path):
+    run, expected = whole
+    files = files_in(run.workdir / "checkpoints" / str(LAST)).values()
+    # Room for one checkpoint and a half, and for the small files.
+    size = int(1.5 * sum(4096 * math.ceil(len(content) / 4096) for content in files)) + 200_000
+    small, result = tmp_path / "small", tmp_path / "result"
+    small.mkdir()
+    result.mkdir()
+    may_mount = shutil.which("unshare") and subprocess.run(["unshare", "-rm", "true"]).returncode == 0
+    finished = subprocess.run(
+        [
+            *(["unshare", "-rm"] if may_mount else []),
+            *("sh", "-c", TWO_STARTS, "sh", small, str(size), result),
+            *(sys.executable, "-c", PROGRAM, "--config=configs/tiny.py", f"--workdir={small}"),
+            *(f"--config.{name}={value}" for name, value in (SMALL | FIELDS).items()),
+        ],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(compiled_once)},
+        capture_output=True,
+        text=True,
+    )
+    first, second = finished.stdout.splitlines()
+    assert second == "exit code 0", finished.stderr
+    assert first.startswith("exit code 1"), finished.stderr
+    sentences = [line for line in finished.stderr.splitlines() if line.startswith("-c: ")]
+    assert len(sentences) == 1, finished.stderr
+    assert f"a checkpoint could not be written to {small / 'checkpoints'}" in sentences[0]
+    if "no small disk" not in first:
+        saved = first.partition("saved:")[2].split()
+        assert "3" in saved
+        assert "4" not in saved
+        assert "No space left on device" in sentences[0]
+    chex.assert_trees_all_equal(restored(result, run).state, expected)
+    assert rows_without_speed(result) == rows_without_speed(run.workdir)
+
+
+def test_a_read_only_workdir_is_refused_before_anything_is_compiled(prepared, tmp_path):
+    """Root is asked as nobody, for it may write everywhere: permissions are checked for the real user."""
+    tmp_path.chmod(0o500)
+    user = os.getuid()
+    if user == 0:
+        os.setresuid(65534, 0, 0)
+    try:
+        with pytest.raises(ValueError) as raised:
+            prepared(tmp_path / "run")
+    finally:
+        os.setresuid(user, user, user)
+        tmp_path.chmod(0o700)
+    assert str(raised.value) == f"workdir {tmp_path / 'run'} cannot be written: no permission for {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_validation_loss_that_is_no_number_is_never_the_best(prepared, tmp_path, monkeypatch):

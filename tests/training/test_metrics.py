@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from rich.console import Console
+from tensorboardX.event_file_writer import EventsWriter
 
 from interdomain_jax.training.loss_curve import draw_loss_curve
 from interdomain_jax.training.metrics import MetricsWriter, read_metrics
@@ -35,6 +36,48 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path):
         writer.write(4, {"train/loss": 0.5})
     rows = [(row["step"], row["train/loss"]) for row in read_metrics(tmp_path)]
     assert rows == [(1, 1.0), (2, 1 / 2), (3, 1 / 3), (4, 0.5)]
+
+
+def test_files_that_cannot_be_written_lose_rows_and_stop_nothing(tmp_path, caplog, file_size_limit):
+    """Beyond the limit the first row is cut in the middle, and two are lost whole."""
+    with MetricsWriter(tmp_path, resume_step=0) as writer:
+        writer.write(1, {"train/loss": 1.0})
+        size = (tmp_path / "metrics.jsonl").stat().st_size
+        file_size_limit(size + 10)
+        for step in (2, 3, 4):
+            writer.write(step, {"train/loss": 1.0 / step})
+        file_size_limit(-1)
+        for step in (5, 6):
+            writer.write(step, {"train/loss": 1.0 / step})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [line[:10] for line in lines] == ['{"step": 1', '{"step": 2', '{"step": 5', '{"step": 6']
+    assert len(lines[1]) == 10
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 5, 6]
+    for sink in ("metrics.jsonl", "tensorboard"):
+        reports = [record.getMessage() for record in caplog.records if f"metrics: {sink}" in record.getMessage()]
+        assert len(reports) == 2, reports
+        assert f"in {tmp_path} cannot be written, training goes on: " in reports[0]
+        assert reports[1].endswith("can be written again; 3 writes were lost")
+
+    # A run that goes on drops the line that is no row.
+    with MetricsWriter(tmp_path, resume_step=5):
+        pass
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 5]
+
+
+def test_a_sink_that_raises_whatever_it_likes_stops_nothing(tmp_path, caplog, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no such luck")
+
+    with MetricsWriter(tmp_path, resume_step=0) as writer:
+        for name in ("write_event", "flush", "close"):
+            monkeypatch.setattr(EventsWriter, name, fail)
+        for step in (1, 2):
+            writer.write(step, {"train/loss": 1.0})
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"metrics: tensorboard in {tmp_path} cannot be written, training goes on: no such luck"
+    ]
 
 
 def test_the_curve_of_a_run_with_gaps(tmp_path):

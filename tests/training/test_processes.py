@@ -13,11 +13,10 @@ from tests.training.conftest import SMALL
 
 # train.py on the tests' documents; then, if asked, what eval.py does.
 PROGRAM = """
-from pathlib import Path
-
 import jax
 import train
 from absl import app, flags
+from etils import epath
 from interdomain_jax import cli
 from interdomain_jax.evaluation import perplexity, report
 from interdomain_jax.training import loop
@@ -30,7 +29,7 @@ loop.open_corpus = perplexity.open_corpus = lambda name, split, directory: DOCUM
 def main(argv):
     train.main(argv)
     if EVALUATE.value:
-        workdir = Path(flags.FLAGS.workdir)
+        workdir = epath.Path(flags.FLAGS.workdir)
         evaluation = perplexity.evaluate(perplexity.prepare(workdir, dict(data=1, fsdp=-1, tensor=1, seq=1)))
         if jax.process_index() == 0:
             report.write(workdir, evaluation)
