@@ -192,9 +192,12 @@ def _check_field(config: ConfigDict, override: str) -> None:
 
 def _hush_libraries() -> None:
     """Keeps the log to this package's own lines and everybody's warnings."""
+
+    def is_shown(record: python_logging.LogRecord) -> bool:
+        if record.name == "asyncio":
+            # For each array of a damaged checkpoint, one that nobody waits for once the first cannot be read.
+            return False
+        return record.levelno >= python_logging.WARNING or Path(__file__).parent in Path(record.pathname).parents
+
     # On the handler, not a logger: JAX logs through loggers of its own, which reach the same handler.
-    logging.get_absl_handler().addFilter(
-        lambda record: (
-            record.levelno >= python_logging.WARNING or Path(__file__).parent in Path(record.pathname).parents
-        )
-    )
+    logging.get_absl_handler().addFilter(is_shown)
