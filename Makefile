@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train kernel-report scaling clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints kernel-report scaling clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -45,6 +45,10 @@ bench: $(VENV)/bench
 # A quarter of an hour on two CPU cores, most of it softmax attention.
 bench-train: $(VENV)/dev
 	$(BIN)/python -m benchmarks.train_step
+
+# A few minutes on two CPU cores.
+bench-checkpoints: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.checkpointing
 
 # Needs the same environment as test-compiled.
 kernel-report: $(VENV)/dev $(VENV)/compilers

@@ -1,6 +1,5 @@
 """The benchmark of the mixer measures what it says."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from benchmarks import mixer, peers
 from interdomain_jax.ops import interdomain_attention
 from tests.numerics import assert_close, random_dynamics, random_qkv
+from tests.quick import quick_environment
 
 ROOT = Path(__file__).parents[1]
 TINY = (
@@ -38,7 +38,7 @@ def test_it_reports_every_case():
     finished = subprocess.run(
         [sys.executable, "-m", "benchmarks.mixer", "--nopeers", *TINY],
         cwd=ROOT,
-        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # it compiles faster
+        env=quick_environment(),
         capture_output=True,
         text=True,
     )
@@ -82,6 +82,7 @@ def test_the_chunk_sizes_are_timed_and_the_fastest_marked():
     finished = subprocess.run(
         [sys.executable, "-m", "benchmarks.chunk_sizes", *shapes.split(), "--chunk_sizes=16,32", "--repeats=1"],
         cwd=ROOT,
+        env=quick_environment(),
         capture_output=True,
         text=True,
     )

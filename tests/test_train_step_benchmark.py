@@ -1,6 +1,5 @@
 """The benchmark of the training step runs, and says what it measured."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from benchmarks.softmax_blocks import attend_in_blocks
 from tests.numerics import assert_close
+from tests.quick import quick_environment
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"d_model": 16, "num_layers": 1, "num_heads": 2, "head_dim": 8, "state_dim": 4}
@@ -41,7 +41,7 @@ def test_it_reports_every_case():
             "--repeats=1",
         ],
         cwd=ROOT,
-        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # it compiles faster
+        env=quick_environment(),
         capture_output=True,
         text=True,
     )

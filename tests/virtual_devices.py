@@ -5,20 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.quick import quick_environment
+
 ROOT = Path(__file__).parents[1]
 
 
-def run_on_eight_devices(program: str, *arguments: str) -> str:
-    """What the Python program prints; it fails the test with its errors if it does not end well."""
+def run_on_eight_devices(program: str, *arguments: str, quick: bool = False) -> str:
+    """What the Python program prints; it fails the test with its errors if it does not end well.
+
+    With `quick`, its programs are quick to compile, as in `tests.quick`.
+    """
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = quick_environment(flags) if quick else os.environ | {"XLA_FLAGS": flags}
     finished = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
-        env=os.environ
-        | {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            "PYTHONPATH": str(ROOT),
-        },
+        env=environment | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,5 @@
 """The programs that report on the kernels: from compilers alone, and on a GPU (here on a CPU, interpreted)."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from benchmarks import kernel_report
 from benchmarks.compilers import missing_compiler
 from benchmarks.kernel_report import KernelProblem
+from tests.quick import quick_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def test_the_gpu_benchmark_checks_and_times_every_case(tmp_path):
             "--parity_length=20",
         ],
         cwd=ROOT,
-        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # it compiles faster
+        env=quick_environment(),
         capture_output=True,
         text=True,
     )

@@ -29,9 +29,10 @@ READS = ("bilinear", "hermitian")
 inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=4)
 
 
-def sweep(name, *, usual, slow):
-    """Values that every run tries, and others for `make test-slow`."""
-    return pytest.mark.parametrize(name, [*usual, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)])
+def sweep(*names, usual, slow):
+    """Values that every run tries, and others for `make test-slow`; tuples of them for several names."""
+    slow = [pytest.param(*(value if len(names) > 1 else (value,)), marks=pytest.mark.slow) for value in slow]
+    return pytest.mark.parametrize(",".join(names), [*usual, *slow])
 
 
 class ImplementationContract:
@@ -289,7 +290,8 @@ class ImplementationContract:
             self.attend(**inputs | {"dynamics": inputs["dynamics"]._replace(log_decay=-log_decay)})
 
     @sweep(
-        ("heads", "chunk_sizes"),
+        "heads",
+        "chunk_sizes",
         usual=[(3, (16, 128))],
         slow=[(3, (1, 64)), *((heads, (1, 16, 64, 128)) for heads in (1, 5, 6, 7, 12))],
     )

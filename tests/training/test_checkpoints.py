@@ -377,3 +377,13 @@ def test_a_validation_loss_that_is_no_number_is_never_the_best(prepared, tmp_pat
     loop.train(prepared(tmp_path, {"eval_every": 2, "checkpoint_every": 5, "checkpoints_to_keep": 1}))
     assert storage.find_step(tmp_path, "best") == 6
     assert storage.find_step(tmp_path, "latest") == LAST
+
+
+def test_checkpoints_by_the_clock(prepared, whole, tmp_path):
+    """The first process's clock asks for them, and they change nothing."""
+    run = prepared(tmp_path, {"checkpoint_every": 100, "checkpoint_minutes": 1e-9, "checkpoints_to_keep": 8})
+    state = loop.train(run)
+    # Asked for beside a step, known when its figures are fetched, which is while the next step runs.
+    steps = sorted(int(path.name) for path in (tmp_path / storage.DIRECTORY).iterdir())
+    assert len(steps) >= 4 and steps[-1] == LAST
+    chex.assert_trees_all_equal(state, whole[1])
