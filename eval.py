@@ -24,15 +24,16 @@ _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The lay
 
 
 def main(_: list[str]) -> None:
+    notice = Notice()
     with cli.exit_on_bad_input():
-        cli.join_processes(epath.Path(_WORKDIR.value))
+        cli.join_processes(epath.Path(_WORKDIR.value), notice)
         trained = perplexity.prepare(
             _WORKDIR.value, _MESH.value, checkpoint=_CHECKPOINT.value, max_tokens=_MAX_TOKENS.value
         )
-    with cli.end_of_run(Notice()):
+    with cli.end_of_run(notice):
         evaluation = perplexity.evaluate(trained)
-    if jax.process_index() == 0:
-        report.write(epath.Path(_WORKDIR.value), evaluation)
+        if jax.process_index() == 0:
+            report.write(epath.Path(_WORKDIR.value), evaluation)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def main(_: list[str]) -> None:
         with cli.exit_on_bad_input(), notice.interrupts():
             if _WORKDIR.value is None:
                 raise ValueError("--workdir is not given; it must name the directory of the run")
-            cli.join_processes(epath.Path(_WORKDIR.value))
+            cli.join_processes(epath.Path(_WORKDIR.value), notice)
             run = loop.prepare(_CONFIG.value, _WORKDIR.value)
         first = _PROFILE_FROM.value
         profiled_steps = range(first, first + _PROFILE_STEPS.value) if first else range(0)

@@ -9,13 +9,14 @@ any number of processes, with scanned layers or without.
 import contextlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
@@ -30,6 +31,7 @@ PARAMS_ITEM = "params"
 _RUN_ITEM = "run"
 _LEAVES = "leaves"
 _LOSS = "validation_loss"
+_LOSS_FILE = "validation_loss.json"
 
 DIRECTORY = "checkpoints"
 DAMAGED = "damaged_checkpoint_"
@@ -63,11 +65,22 @@ class _Best:
         context: ocp.checkpoint_managers.PreservationContext,
     ) -> list[bool]:
         del context
-        losses = _validation_losses(self._directory, [info.step for info in checkpoints if info.metrics is None])
-        # The one that is being saved cannot be read yet.
-        losses |= {info.step: info.metrics[_LOSS] for info in checkpoints if info.metrics}
+        losses: dict[int, float] = {}
+        unreadable = set()
+        for info in checkpoints:
+            try:
+                # The one that is being saved cannot be read yet.
+                loss = (
+                    _validation_loss(self._directory / str(info.step)) if info.metrics is None else info.metrics[_LOSS]
+                )
+            except DamagedError as error:
+                # It may be the best, and readable again.
+                logging.warning("%s; it is kept", error)
+                unreadable.add(info.step)
+            else:
+                losses |= {} if loss is None else {info.step: loss}
         best = sorted(losses, key=lambda step: losses[step])[: self._number]
-        return [info.step in best for info in checkpoints]
+        return [info.step in best or info.step in unreadable for info in checkpoints]
 
 
 @contextlib.contextmanager
@@ -87,23 +100,27 @@ def open_checkpoints(
         CheckpointError: on leaving, one could not be written.
     """
     directory = _absolute(workdir / DIRECTORY)
-    policies = ocp.checkpoint_managers
-    checkpoints = ocp.CheckpointManager(
-        directory,
-        options=ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), _Best(directory, keep_best)]),
-            # Which steps to save is the training loop's business.
-            save_decision_policy=policies.FixedIntervalPolicy(1),
-            # One checkpoint that is damaged must not keep the others from being opened.
-            lightweight_initialize=True,
-            cleanup_tmp_directories=removes_unfinished,
-        ),
-    )
+    with _naming_failures(directory):
+        checkpoints = ocp.CheckpointManager(directory, options=_options(directory, keep, keep_best, removes_unfinished))
     try:
         yield checkpoints
     finally:
-        with _naming_failures(checkpoints):
+        with _naming_failures(directory):
             checkpoints.close()
+
+
+def _options(
+    directory: epath.Path, keep: int | None, keep_best: int, removes_unfinished: bool
+) -> ocp.CheckpointManagerOptions:
+    policies = ocp.checkpoint_managers
+    return ocp.CheckpointManagerOptions(
+        preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), _Best(directory, keep_best)]),
+        # Which steps to save is the training loop's business.
+        save_decision_policy=policies.FixedIntervalPolicy(1),
+        # One checkpoint that is damaged must not keep the others from being opened.
+        lightweight_initialize=True,
+        cleanup_tmp_directories=removes_unfinished,
+    )
 
 
 def save(
@@ -137,9 +154,21 @@ def save(
     content = json.loads(strict_json.dumps({**run, _LEAVES: described, _LOSS: validation_loss}))
     args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
     args[_RUN_ITEM] = ocp.args.JsonSave({"crc32": _crc32(content), "content": content})
-    metrics = {} if content[_LOSS] is None else {_LOSS: content[_LOSS]}
-    with _naming_failures(checkpoints):
+    # For `_Best`, and only there: an empty dict would be no metrics either.
+    metrics = {_LOSS: content[_LOSS]}
+    with _naming_failures(checkpoints.directory):
         checkpoints.save(step, args=ocp.args.Composite(**args), metrics=metrics)
+
+
+def add_validation_loss(checkpoints: ocp.CheckpointManager, step: int, loss: float) -> None:
+    """Adds the loss to a checkpoint that was saved without, which stays what it is; every process calls it.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    if jax.process_index() == 0:
+        with _naming_failures(checkpoints.directory):
+            strict_json.write(checkpoints.directory / str(step) / _LOSS_FILE, {_LOSS: loss})
 
 
 def check_for_errors(checkpoints: ocp.CheckpointManager) -> None:
@@ -152,13 +181,21 @@ def check_for_errors(checkpoints: ocp.CheckpointManager) -> None:
 
 def wait_until_saved(checkpoints: ocp.CheckpointManager) -> None:
     """Waits for the checkpoint that is being written; raises CheckpointError if it could not be."""
-    with _naming_failures(checkpoints):
+    with _naming_failures(checkpoints.directory):
         checkpoints.wait_until_finished()
 
 
-def validation_losses(checkpoints: ocp.CheckpointManager) -> dict[int, float]:
-    """The losses by step, of the checkpoints that were saved with one and can be read."""
-    return _validation_losses(checkpoints.directory, checkpoints.all_steps())
+def validation_losses(checkpoints: ocp.CheckpointManager, *, skips_damaged: bool) -> dict[int, float]:
+    """The losses by step, of the checkpoints that bear one.
+
+    Raises:
+        DamagedError: one cannot be read, and those are not to be skipped.
+    """
+    losses = {}
+    for step in checkpoints.all_steps():
+        with contextlib.suppress(DamagedError) if skips_damaged else contextlib.nullcontext():
+            losses[step] = _validation_loss(checkpoints.directory / str(step))
+    return {step: loss for step, loss in losses.items() if loss is not None}
 
 
 def find_step(workdir: epath.Path, which: str) -> int:
@@ -171,6 +208,7 @@ def find_step(workdir: epath.Path, which: str) -> int:
     Raises:
         FileNotFoundError: there is none.
         ValueError: `which` is none of these.
+        DamagedError: which is the best cannot be told.
     """
     if which not in ("latest", "best") and not which.isdecimal():
         raise ValueError(f"checkpoint is {which!r}; it must be 'latest', 'best' or the number of a step")
@@ -178,7 +216,8 @@ def find_step(workdir: epath.Path, which: str) -> int:
     steps, losses = [], {}
     if directory.is_dir():
         with open_checkpoints(epath.Path(workdir)) as checkpoints:
-            steps, losses = sorted(checkpoints.all_steps()), validation_losses(checkpoints)
+            steps = sorted(checkpoints.all_steps())
+            losses = validation_losses(checkpoints, skips_damaged=False) if which == "best" else {}
     if not steps:
         raise FileNotFoundError(f"{workdir} holds no checkpoint: nothing is saved in {directory}")
     if which == "latest":
@@ -216,7 +255,7 @@ def restore(
     """
     directory = checkpoints.directory / str(step)
     with _in_all_processes(step):
-        run = _read_run(directory)
+        run, loss = _read_run(directory), _validation_loss(directory)
     saved = run.pop(_LEAVES)
     places = {name: leaf.sharding for name, leaf in _named_leaves(abstract).items()}
     mesh = next(iter(places.values())).mesh
@@ -239,7 +278,8 @@ def restore(
     wrong = [name for name, value in sums.items() if value != saved[name]["checksum"]]
     if wrong:
         raise DamagedError(f"checkpoint {step} is damaged: {_some(wrong)} changed since it was written")
-    return Restored(_converted(items, dict(abstract)), run, run.pop(_LOSS))
+    del run[_LOSS]
+    return Restored(_converted(items, dict(abstract)), run, loss)
 
 
 def move_aside(workdir: epath.Path, step: int) -> epath.Path:
@@ -268,12 +308,13 @@ def _read_run(directory: epath.Path) -> dict[str, Any]:
     return content
 
 
-def _validation_losses(directory: epath.Path, steps: Iterable[int]) -> dict[int, float]:
-    losses = {}
-    for step in steps:
-        with contextlib.suppress(DamagedError):
-            losses[step] = _read_run(directory / str(step))[_LOSS]
-    return {step: loss for step, loss in losses.items() if loss is not None}
+def _validation_loss(directory: epath.Path) -> float | None:
+    """The loss that a checkpoint bears; None if it was not computed yet."""
+    loss = _read_run(directory)[_LOSS]
+    if loss is None and (directory / _LOSS_FILE).exists():
+        with _damage(int(directory.name)):
+            loss = json.loads((directory / _LOSS_FILE).read_text())[_LOSS]
+    return loss
 
 
 def _require_same_leaves(
@@ -345,18 +386,18 @@ def _damage(step: int) -> Iterator[None]:
         raise
     # Whatever can be wrong with a file, some library below has its own exception for it.
     except Exception as error:
-        raise DamagedError(f"checkpoint {step} is damaged: {_first_line(error)}") from error
+        raise DamagedError(f"checkpoint {step} is damaged: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
-def _naming_failures(checkpoints: ocp.CheckpointManager) -> Iterator[None]:
+def _naming_failures(directory: epath.Path) -> Iterator[None]:
     """Turns what a failed write raises into CheckpointError."""
     try:
         yield
     # A full disk, a directory without permission and a bucket out of reach arrive as exceptions of several libraries.
     except Exception as error:
         raise CheckpointError(
-            f"a checkpoint could not be written to {checkpoints.directory}: {_first_line(error)}; "
+            f"checkpoints could not be written to {directory}: {first_line(error)}; "
             "those that were complete before are untouched"
         ) from error
 
@@ -365,5 +406,6 @@ def _absolute(path: epath.Path) -> epath.Path:
     return path if is_remote(path) else path.resolve()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What a library says about a failure, cut to the length of a sentence."""
     return (str(error).strip().splitlines() or [""])[0] or type(error).__name__

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import logging as python_logging
 import os
 import re
@@ -38,13 +39,14 @@ _PEER_TIMEOUT = flags.DEFINE_integer(
 )
 
 
-def join_processes(workdir: epath.Path) -> None:
+def join_processes(workdir: epath.Path, notice: Notice) -> None:
     """Joins the processes of the run, as the flags say; call it before anything asks JAX for devices.
 
     If one of them does not come in time, the process ends, and names it.
 
     Args:
         workdir: of the run, where processes tell of themselves.
+        notice: ends the waiting.
 
     Raises:
         ValueError: flags that do not go together.
@@ -70,7 +72,8 @@ def join_processes(workdir: epath.Path) -> None:
     )
     with watchdog:
         watchdog.beat(0, "waiting for the other processes to join")
-        jax.distributed.initialize(
+        join = functools.partial(
+            jax.distributed.initialize,
             address,
             count,
             number,
@@ -79,6 +82,7 @@ def join_processes(workdir: epath.Path) -> None:
             heartbeat_timeout_seconds=_PEER_TIMEOUT.value,
             shutdown_timeout_seconds=timeout,
         )
+        notice.wait_for(join)
 
 
 @contextlib.contextmanager
@@ -90,7 +94,14 @@ def end_of_run(notice: Notice) -> Iterator[None]:
     try:
         yield
     except Preempted:
-        logging.info("asked to stop before the first step: nothing is lost; the same command goes on")
+        # The others may be in the middle of anything; they are told by themselves, or end when they miss this one.
+        logging.info("asked to stop before a first step: nothing is lost; the same command goes on")
+        _leave(0)
+    except SystemExit as end:
+        if not jax.distributed.is_initialized():
+            raise
+        print(end.code, file=sys.stderr)
+        _leave(1)
     except RunError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         _leave(1)
@@ -143,7 +154,7 @@ def exit_on_bad_input() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, RunError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")
 
 

@@ -1,6 +1,5 @@
 """Ends a run that has come to a halt, and says where each process was."""
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -8,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -18,6 +17,8 @@ from interdomain_jax import strict_json
 
 EXIT_CODE = 70
 _DIRECTORY = "processes"
+# Seconds to read what the other processes have written.
+_PATIENCE = 10.0
 
 
 class _Beat(NamedTuple):
@@ -82,32 +83,40 @@ class Watchdog:
         while not self._stopped.wait(self._beat.time + self._limit - time.monotonic()):
             beat = self._beat
             if time.monotonic() - beat.time >= self._limit:
-                logging.error("%s", "\n".join(self._account(beat)))
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                self._exit_process(EXIT_CODE)
-                return
-
-    def _account(self, beat: _Beat) -> Iterator[str]:
-        yield (
-            f"nothing has moved for {self._limit:g} s ({self._limit_name}): process {self._process} on "
-            f"{socket.gethostname()} was {beat.doing} at step {beat.step}; the process ends"
+                break
+        else:
+            return
+        logging.error(
+            "nothing has moved for %g s (%s): process %s on %s was %s at step %d; the process ends",
+            *(self._limit, self._limit_name, self._process, socket.gethostname(), beat.doing, beat.step),
         )
-        names = self._processes
-        with contextlib.suppress(OSError):
-            names = names or sorted(path.stem for path in self._directory.glob("*.json"))
-        for name in names:
+        # What holds the run up may hold this up too: a file system, a bucket.
+        others = threading.Thread(target=self._tell_of_others, daemon=True)
+        others.start()
+        others.join(_PATIENCE)
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        self._exit_process(EXIT_CODE)
+
+    def _tell_of_others(self) -> None:
+        for name in self._processes or self._heard_of():
             if name != self._process:
-                yield self._account_of(name)
+                logging.error("%s", self._account_of(name))
+
+    def _heard_of(self) -> list[str]:
+        """The processes that are there, where it is not known how many there should be."""
+        names = sorted(path.stem for path in self._directory.glob("*.json"))
+        return [name for name in names if "is there" in self._account_of(name)]
 
     def _account_of(self, name: str) -> str:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             record = json.loads((self._directory / f"{name}.json").read_text())
-            silent = time.time() - record["time"]
-            where = f"{record['doing']} at step {record['step']}"
-            if silent < 3 * self._interval:
-                return f"process {name} on {record['host']} is there: {where}, for {record['seconds']:.0f} s"
-            return f"process {name} on {record['host']} is ABSENT: last heard of {silent:.0f} s ago, {where}"
-        return f"process {name} is ABSENT: it was never heard of"
+        except (FileNotFoundError, ValueError):
+            return f"process {name} is ABSENT: it was never heard of"
+        silent = time.time() - record["time"]
+        where = f"{record['doing']} at step {record['step']}"
+        if silent < 3 * self._interval:
+            return f"process {name} on {record['host']} is there: {where}, for {record['seconds']:.0f} s"
+        return f"process {name} on {record['host']} is ABSENT: last heard of {silent:.0f} s ago, {where}"
 
     def _report_often(self) -> None:
         path = self._directory / f"{self._process}.json"
@@ -123,7 +132,8 @@ class Watchdog:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 strict_json.write(path, record)
-            except OSError as error:
+            # Whatever the storage raises, the next report may be written.
+            except Exception as error:
                 logging.log_first_n(logging.ERROR, "%s cannot be written: %s", 1, path, error)
             if self._stopped.wait(self._interval):
                 return

@@ -38,6 +38,16 @@ def is_remote(path: epath.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def copy_files(source: epath.Path, target: epath.Path) -> None:
+    """Copies all files below a directory to the same places below another one, over those that are there."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            copy_files(path, target / path.name)
+        else:
+            path.copy(target / path.name, overwrite=True)
+
+
 def save_config(workdir: epath.Path, config: ConfigDict) -> None:
     """Writes `<workdir>/config.json`, creating the directory."""
     workdir.mkdir(parents=True, exist_ok=True)

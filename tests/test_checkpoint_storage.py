@@ -82,10 +82,11 @@ from jax.experimental import multihost_utils
 from interdomain_jax import checkpoints as storage
 from interdomain_jax import cli, sharding
 from interdomain_jax.errors import DamagedError
+from interdomain_jax.preemption import Notice
 
 def main(argv):
     workdir = epath.Path(argv[1])
-    cli.join_processes(workdir)
+    cli.join_processes(workdir, Notice())
     mesh = sharding.make_mesh(dict(data=1, fsdp=2, tensor=1, seq=1))
     table = np.random.default_rng(0).standard_normal((64, 256), np.float32)
     wanted = sharding.placed({"embed": {"embedding": jax.ShapeDtypeStruct(table.shape, table.dtype)}}, mesh)

@@ -34,7 +34,8 @@ def dump_step(
     if jax.process_index() == 0:
         workdirs.save_config(dump, config)
     with (dump / f"batch_{jax.process_index()}.npz").open("wb") as file:
-        np.savez(file, allow_pickle=False, rows=np.asarray(rows), **batch)
+        arrays: dict[str, Any] = {"rows": rows, **batch}
+        np.savez(file, **arrays)
     with storage.open_checkpoints(dump) as checkpoints:
         if int(state.step) not in checkpoints.all_steps():
             checkpointing.save(checkpoints, state, position, config)

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ from interdomain_jax.training.loss_curve import draw_loss_curve
 from interdomain_jax.training.metrics import MetricsWriter, read_metrics
 from interdomain_jax.training.optimizer import Optimizer, make_optimizer
 from interdomain_jax.training.progress import ProgressLine
-from interdomain_jax.training.report import Report
+from interdomain_jax.training.report import Report, skipped_update
 from interdomain_jax.training.state import TrainState, abstract_state, init_state
 from interdomain_jax.training.step import StepOutput, TrainMetrics, lower_train_step
 from interdomain_jax.watchdog import Watchdog
@@ -216,9 +217,12 @@ def _train_from(
             try:
                 workdirs.save_config(run.workdir, config)
                 stack.callback(_draw_loss_curve, run)
-                writer = stack.enter_context(MetricsWriter(run.workdir, resume_step=start.step))
-            except OSError as error:
-                raise RunError(f"workdir {run.workdir} cannot be written: {error}") from error
+                writer = stack.enter_context(
+                    MetricsWriter(run.workdir, resume_step=start.step, is_validated=start.validation_loss is not None)
+                )
+            # A full disk is an OSError; a bucket has exceptions of its own.
+            except Exception as error:
+                raise RunError(f"workdir {run.workdir} cannot be written: {storage.first_line(error)}") from error
         if start.step < config.num_steps:
             progress.message(_opening_line(run, start.step))
 
@@ -247,15 +251,24 @@ def _train_from(
             report.update(flight.step, metrics)
             in_a_row = int(metrics.skipped_in_a_row)
             if in_a_row:
-                progress.message(_skipped_line(flight.step, metrics))
+                progress.message(
+                    f"skipped the update of {skipped_update(flight.step, metrics)}; {in_a_row} in a row, "
+                    f"{metrics.skipped} in all"
+                )
             if metrics.spike and config.spikes.action == "rewind":
                 raise _Rewind(flight.position)
             if in_a_row >= config.max_skipped_in_a_row:
-                dump = dump_step(run.workdir, config, state, flight.batch, _rows(run), flight.position)
+                told = (
+                    f"{in_a_row} updates in a row were skipped, the last one that of "
+                    f"{skipped_update(flight.step, metrics)}"
+                )
+                try:
+                    dump = dump_step(run.workdir, config, state, flight.batch, _rows(run), flight.position)
+                # The first error is the one to know of.
+                except Exception as error:
+                    raise TrainingError(f"{told}; it cannot be dumped: {storage.first_line(error)}") from error
                 raise TrainingError(
-                    f"{in_a_row} updates in a row were skipped, the last one that of step {flight.step}, batch "
-                    f"{int(metrics.batch_checksum):#010x}, loss {metrics.loss}, gradient norm {metrics.grad_norm}; "
-                    f"to reproduce it: python -m interdomain_jax.training.reproduce --dump={dump}"
+                    f"{told}; to do it again: python -m interdomain_jax.training.reproduce --dump={dump}"
                 )
             return Wish(int(flight.wish)), in_a_row
 
@@ -274,7 +287,8 @@ def _train_from(
         flight: _Flight | None = None
         step, saved, saved_at = start.step, start.step if checkpoints.all_steps() else None, time.monotonic()
         wish, in_a_row = Wish.GO_ON, int(state.skipped_in_a_row)
-        best = min((loss for loss in storage.validation_losses(checkpoints).values()), default=math.inf)
+        best = min(storage.validation_losses(checkpoints, skips_damaged=True).values(), default=math.inf)
+        capture = stack.enter_context(contextlib.ExitStack())
         captured = range(max(start.step + 1, profiled_steps.start), min(config.num_steps + 1, profiled_steps.stop))
         while True:
             is_last = step == config.num_steps
@@ -290,7 +304,7 @@ def _train_from(
             with report.stopwatch.paused():
                 if ends_capture:
                     progress.phase("saving the profile")
-                    jax.profiler.stop_trace()
+                    capture.close()
                 if validates and wish < Wish.STOP:
                     progress.phase("validating")
                     try:
@@ -299,19 +313,19 @@ def _train_from(
                         wish = Wish.STOP
                     else:
                         report.validation(step, loss)
-                        saves |= is_last or (loss < best and config.best_checkpoints_to_keep > 0)
+                        saves |= loss < best and config.best_checkpoints_to_keep > 0
                         best = min(best, loss)
-                if saves and step == saved and len(checkpoints.all_steps()) > 1:
-                    # It was saved before its validation, which was interrupted; now it is to bear the loss.
-                    checkpoints.delete(step)
-                    saved = None
+                        if step == saved:
+                            # Its validation had been interrupted.
+                            storage.add_validation_loss(checkpoints, step, loss)
                 if step != saved and (saves or wish):
                     progress.phase("saving")
                     watchdog.beat(step, "saving")
+                    if writer is not None:
+                        # Before the checkpoint is complete, so that none lacks its rows.
+                        writer.publish()
                     checkpointing.save(checkpoints, state, position, config, validation_loss=loss)
                     saved, saved_at = step, time.monotonic()
-                if writer is not None and (validates or saves):
-                    writer.publish()
             if is_last or wish == Wish.STOP:
                 break
 
@@ -326,7 +340,7 @@ def _train_from(
             step, position, loss, wish = step + 1, batches.get_state(), None, Wish.GO_ON
             watchdog.beat(step, "training")
             if step in captured and step == captured[0]:
-                jax.profiler.start_trace(run.workdir / "profile")
+                capture.enter_context(_profile(run.workdir / "profile"))
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = step_program(state, sharding.place_batch(batch, mesh, config.data.batch_size))
             is_time_to_save = is_first_process and 0 < 60 * config.checkpoint_minutes < time.monotonic() - saved_at
@@ -408,6 +422,18 @@ def _validation_loss(run: Run, score: ScoreFunction, params: Any, keep_going: Ca
     return score_batches(score, params, batches(), run.mesh, batch_size=batch_size).loss
 
 
+@contextlib.contextmanager
+def _profile(directory: epath.Path) -> Iterator[None]:
+    """Captures what happens inside; for a bucket in a local directory, which is copied."""
+    with contextlib.ExitStack() as stack:
+        local = directory
+        if workdirs.is_remote(directory):
+            local = epath.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            stack.callback(workdirs.copy_files, local, directory)
+        with jax.profiler.trace(local):
+            yield
+
+
 def _draw_loss_curve(run: Run) -> None:
     try:
         draw_loss_curve(
@@ -415,16 +441,9 @@ def _draw_loss_curve(run: Run) -> None:
             title=f"{run.config.name}: {', '.join(run.config.model.mixers)}",
             path=run.workdir / "loss_curve.png",
         )
-    except OSError as error:
+    # Whatever its libraries raise, a picture is not worth the run.
+    except Exception as error:
         logging.error("loss_curve.png cannot be written: %s", error)
-
-
-def _skipped_line(step: int, metrics: TrainMetrics) -> str:
-    why = "a spike" if metrics.spike else "not finite"
-    return (
-        f"step {step}: the update is skipped, {why}: loss {metrics.loss}, gradient norm {metrics.grad_norm}, "
-        f"batch {int(metrics.batch_checksum):#010x}; {metrics.skipped_in_a_row} in a row, {metrics.skipped} in all"
-    )
 
 
 def _opening_line(run: Run, start: int) -> str:

@@ -16,7 +16,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from interdomain_jax import strict_json
-from interdomain_jax.workdir import is_remote
+from interdomain_jax.workdir import copy_files, is_remote
 
 FILE_NAME = "metrics.jsonl"
 _EVENTS = "tensorboard"
@@ -35,19 +35,23 @@ class MetricsWriter:
     Args:
         workdir: of the run.
         resume_step: the step the run starts from; 0 for a new run.
+        is_validated: whether the row of its validation is to be kept too; if not, it is written again.
 
     Raises:
         OSError: the files cannot be opened.
     """
 
-    def __init__(self, workdir: epath.Path, *, resume_step: int):
+    def __init__(self, workdir: epath.Path, *, resume_step: int, is_validated: bool = True):
         self._workdir = workdir
         self._lost: collections.Counter[str] = collections.Counter()
         with contextlib.ExitStack() as stack:
             self._local = workdir
             if is_remote(workdir):
                 self._local = epath.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            kept = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
+            is_kept = lambda row: (
+                row["step"] < resume_step or (row["step"] == resume_step and (is_validated or "train/loss" in row))
+            )
+            kept = [row for row in read_metrics(workdir) if is_kept(row)]
             rewritten = self._local / (FILE_NAME + ".tmp")
             rewritten.write_text("".join(strict_json.dumps(row) + "\n" for row in kept))
             rewritten.replace(self._local / FILE_NAME)
@@ -67,7 +71,7 @@ class MetricsWriter:
     def publish(self) -> None:
         """Makes what was written so far visible in a remote workdir."""
         if self._local != self._workdir:
-            self._try(str(self._workdir), self._copy)
+            self._try("the copy of all", lambda: copy_files(self._local, self._workdir))
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -80,12 +84,6 @@ class MetricsWriter:
     def _event(self, step: int, **content: Any) -> None:
         self._events.write_event(Event(wall_time=time.time(), step=step, **content))
         self._events.flush()
-
-    def _copy(self) -> None:
-        files = [FILE_NAME, *(f"{_EVENTS}/{path.name}" for path in (self._local / _EVENTS).iterdir())]
-        (self._workdir / _EVENTS).mkdir(parents=True, exist_ok=True)
-        for name in files:
-            (self._local / name).copy(self._workdir / name, overwrite=True)
 
     def _try(self, sink: str, write: Callable[[], None]) -> None:
         """Writes, and reports the first failure of a sink and its recovery, not each failure in between."""

@@ -107,6 +107,15 @@ class Report:
         )
 
 
+def skipped_update(step: int, metrics: TrainMetrics) -> str:
+    """Which update was skipped, and why; `metrics` as fetched."""
+    why = "a spike" if metrics.spike else "not finite"
+    return (
+        f"step {step}, {why}: loss {metrics.loss}, gradient norm {metrics.grad_norm}, "
+        f"batch {int(metrics.batch_checksum):#010x}"
+    )
+
+
 def _memory_in_use() -> dict[str, float]:
     """The most that any device of this process has in use, and had at its peak, in GiB; nothing if they do not tell."""
     stats = [stats for device in jax.local_devices() if (stats := device.memory_stats())]

@@ -35,17 +35,19 @@ _SERVER.set_forkserver_preload(["tests.faults.harness"])
 
 
 class Signal(NamedTuple):
-    """SIGTERM, sent by the process to itself in the middle of something.
+    """A signal that the process sends to itself in the middle of something.
 
     Attributes:
         function: that does it, as the training loop calls it.
         call: the number of the call, from 1.
         delay: seconds after it has begun.
+        number: of the signal.
     """
 
     function: str
     call: int
-    delay: float
+    delay: float = 0.0
+    number: int = signal.SIGTERM
 
 
 class Start:
@@ -55,7 +57,7 @@ class Start:
         workdir: of the run; the log goes beside it.
         fields: of the config, over those of `CONFIG`.
         more_flags: of the command line.
-        signal_in: where to send SIGTERM.
+        signal_in: where to send one.
         cache: the directory of compiled programs; None to compile everything.
         hang_at: the document whose reading never ends.
     """
@@ -78,19 +80,10 @@ class Start:
         self._process = _SERVER.Process(target=_main, args=(command, self.log, signal_in, cache, hang_at))
         self._process.start()
 
-    def kill_after(self, seconds: float) -> None:
-        """kill -9 so many seconds from now, unless it has ended."""
-        self._process.join(seconds)
-        self.kill()
-
     def kill(self) -> None:
         """kill -9, unless it has ended."""
         self._process.kill()
         self._process.join()
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self._process.terminate()
 
     def suspend(self) -> None:
         """SIGSTOP: it is there and does nothing."""
@@ -119,11 +112,11 @@ def finish(workdir: Path, fields: dict[str, Any] | None = None, **options: Any) 
 
 
 def wait_for_step(workdir: Path, step: int, starts: Sequence[Start], seconds: float = 60.0) -> None:
-    """Returns when the row of `step` is written, or one of the starts has ended."""
+    """Returns when the row of `step` is written; fails if one of the starts ends before."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and all(start.is_running() for start in starts):
-        if any(row["step"] >= step for row in read_metrics(workdir)):
-            return
+    while not any(row["step"] >= step for row in read_metrics(workdir)):
+        assert time.monotonic() < deadline, [start.output() for start in starts]
+        assert all(start.is_running() for start in starts), [start.output() for start in starts]
         time.sleep(0.005)
 
 
@@ -170,7 +163,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def joining(count: int, *, peer_timeout: int = 5) -> list[list[str]]:
+def joining(count: int, *, peer_timeout: int = 30) -> list[list[str]]:
     """The flags of each of so many processes of one run."""
     address = f"--coordinator_address=localhost:{free_port()}"
     shared = [address, f"--num_processes={count}", f"--peer_timeout={peer_timeout}"]
@@ -209,7 +202,6 @@ def _main(command: list[str], log: Path, signal_in: Signal | None, cache: Path |
 
 
 def _send_signal_in(where: Signal) -> None:
-    """From the given call on, the function is interrupted."""
     *path, name = where.function.split(".")
     module = functools.reduce(getattr, path, loop)
     original = getattr(module, name)
@@ -217,7 +209,8 @@ def _send_signal_in(where: Signal) -> None:
 
     def wrapper(*arguments: Any, **options: Any) -> Any:
         if next(calls) == where.call:
-            threading.Timer(where.delay, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            send = functools.partial(os.kill, os.getpid(), where.number)
+            threading.Timer(where.delay, send).start() if where.delay else send()
         return original(*arguments, **options)
 
     setattr(module, name, wrapper)

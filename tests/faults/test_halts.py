@@ -1,14 +1,11 @@
 """A run that comes to a halt ends, and names who is missing."""
 
-import pytest
+import threading
+import time
 
-from interdomain_jax.watchdog import EXIT_CODE
+from interdomain_jax import watchdog as watchdogs
+from interdomain_jax.watchdog import EXIT_CODE, Watchdog
 from tests.faults.harness import Start, joining, wait_for_step
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("programs")
 
 
 def test_a_process_that_never_comes_is_named(tmp_path, cache):
@@ -35,7 +32,31 @@ def test_a_process_that_stands_still_is_named(tmp_path, cache):
     assert "in _train_from" in output, "the stacks of all threads"
 
 
-def test_data_that_never_comes(tmp_path, cache):
-    start = Start(tmp_path / "run", {"hang_seconds": 20.0}, cache=cache, hang_at=3)
-    assert start.wait(90) == EXIT_CODE, start.output()
-    assert "was waiting for data at step 0" in start.output()
+def test_one_process_alone(tmp_path, capfd):
+    codes = []
+    ended = threading.Event()
+
+    def end(code):
+        codes.append(code)
+        ended.set()
+
+    limits = {"limit": 0.3, "limit_name": "hang_seconds", "process": "0", "processes": ["0"]}
+    with Watchdog(tmp_path, **limits, exit_process=end) as watchdog:
+        for step in range(5):
+            watchdog.beat(step, "training")
+            assert not ended.wait(0.1)
+        watchdog.beat(5, "waiting for data")
+        assert ended.wait(30)
+    assert codes == [EXIT_CODE]
+    assert "Current thread" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workdir_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch):
+    """It may be why nothing moves."""
+    monkeypatch.setattr(watchdogs, "_PATIENCE", 0.1)
+    monkeypatch.setattr(Watchdog, "_account_of", lambda self, name: time.sleep(60))
+    ended = threading.Event()
+    limits = {"limit": 0.2, "limit_name": "hang_seconds", "process": "0", "processes": ["0", "1"]}
+    with Watchdog(tmp_path, **limits, exit_process=lambda code: ended.set()):
+        assert ended.wait(10)

@@ -8,11 +8,6 @@ FIELDS = {"num_steps": 12, "checkpoint_every": 5, "eval_every": 6, "eval_tokens"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("programs")
-
-
-@pytest.fixture(scope="module")
 def whole(tmp_path_factory, cache):
     """The workdir of the run that nobody interrupts."""
     workdir = tmp_path_factory.mktemp("notices") / "whole"
@@ -23,21 +18,22 @@ def whole(tmp_path_factory, cache):
 @pytest.mark.parametrize(
     ("signal_in", "saved"),
     [
-        (Signal("_compile", 1, 0.5), {0}),
-        (Signal("_validation_loss", 1, 0.0), {6}),
-        (Signal("checkpointing.save", 1, 0.02), {5, 6, 7}),
-        (Signal("sharding.place_batch", 3, 0.0), {3, 4, 5}),
+        (Signal("lower_train_step", 1, 0.3), 0),
+        (Signal("score_batches", 1), 6),
+        # The first checkpoint is being written in the background.
+        (Signal("storage.check_for_errors", 6), 6),
+        (Signal("sharding.place_batch", 3), 3),
     ],
     ids=["compiling", "validating", "saving", "training"],
 )
 def test_it_is_saved_and_goes_on(tmp_path, cache, whole, signal_in, saved):
     workdir = tmp_path / "run"
     # A compilation has to last until the signal.
-    compiles = signal_in.function == "_compile"
+    compiles = signal_in.function == "lower_train_step"
     start = Start(workdir, FIELDS, signal_in=signal_in, cache=None if compiles else cache)
     assert start.wait() == 0, start.output()
     assert "asked to stop" in start.output()
-    assert max(steps(workdir)) in saved, start.output()
+    assert max(steps(workdir)) == saved, start.output()
     assert "steps 1 to 12" in start.output()
     finish(workdir, FIELDS, cache=cache)
     assert_same_run(workdir, whole)
@@ -72,11 +68,23 @@ def run_two(workdir, cache, *, signal_in_second=None):
     return starts[0].output()
 
 
-@pytest.mark.parametrize("function", ["_validation_loss", "sharding.place_batch"], ids=["validating", "training"])
+@pytest.mark.parametrize("function", ["score_batches", "sharding.place_batch"], ids=["validating", "training"])
 def test_one_of_two_processes_is_told(tmp_path, cache, whole_of_two, function):
     """Both save the same step, and end."""
     workdir = tmp_path / "told"
-    assert "asked to stop: saved at step" in run_two(workdir, cache, signal_in_second=Signal(function, 1, 0.0))
+    assert "asked to stop: saved at step" in run_two(workdir, cache, signal_in_second=Signal(function, 1))
     assert max(steps(workdir)) < 12
     run_two(workdir, cache)
     assert_same_run(workdir, whole_of_two)
+
+
+def test_one_of_two_processes_is_told_before_it_trains(tmp_path, cache):
+    """It ends at once; the other misses it, and ends too."""
+    told = Signal("lower_train_step", 1)
+    first, second = (
+        Start(tmp_path / "run", FIELDS | {"accumulation_steps": 1}, more_flags=flags, cache=cache, signal_in=signal_in)
+        for flags, signal_in in zip(joining(2, peer_timeout=10), (None, told), strict=True)
+    )
+    assert second.wait() == 0, second.output()
+    assert "nothing is lost" in second.output()
+    assert first.wait() not in (0, None), first.output()

@@ -227,11 +227,12 @@ def test_damage_to_any_file_is_found_or_changes_nothing(whole, copied, caplog, k
     assert used[BEFORE] >= 8
 
 
-def test_a_damaged_checkpoint_is_not_the_best(whole, copied):
+def test_where_one_is_damaged_the_best_cannot_be_told(whole, copied):
     assert storage.find_step(copied, "best") == LAST
-    (copied / "checkpoints" / str(LAST) / "run" / "metadata").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="no checkpoint that was validated"):
+    (copied / "checkpoints" / str(BEFORE) / "run" / "metadata").write_text("{}")
+    with pytest.raises(DamagedError, match=f"checkpoint {BEFORE} is damaged"):
         storage.find_step(copied, "best")
+    assert storage.find_step(copied, "latest") == LAST
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, prepared, copied, caplog):
@@ -345,7 +346,7 @@ def test_a_full_disk_ends_the_run_and_more_room_resumes_it(whole, compiled_once,
     assert first.startswith("exit code 1"), finished.stderr
     sentences = [line for line in finished.stderr.splitlines() if line.startswith("-c: ")]
     assert len(sentences) == 1, finished.stderr
-    assert f"a checkpoint could not be written to {small / 'checkpoints'}" in sentences[0]
+    assert f"checkpoints could not be written to {small / 'checkpoints'}" in sentences[0]
     if "no small disk" not in first:
         saved = first.partition("saved:")[2].split()
         assert "3" in saved
@@ -385,5 +386,6 @@ def test_checkpoints_by_the_clock(prepared, whole, tmp_path):
     state = loop.train(run)
     # Asked for beside a step, known when its figures are fetched, which is while the next step runs.
     steps = sorted(int(path.name) for path in (tmp_path / storage.DIRECTORY).iterdir())
-    assert len(steps) >= 4 and steps[-1] == LAST
+    assert len(steps) >= 4
+    assert steps[-1] == LAST
     chex.assert_trees_all_equal(state, whole[1])

@@ -15,6 +15,7 @@ from configs import tiny
 from interdomain_jax import checkpoints, cli, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.evaluation import perplexity
+from interdomain_jax.preemption import Notice
 from interdomain_jax.training import compile_only as compiling
 from interdomain_jax.training import loop
 from tests.virtual_devices import run_on_eight_devices
@@ -165,7 +166,7 @@ PROCESSES = [
 def test_processes_that_do_not_go_together(tmp_path, given, named):
     flags.FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(**given):
-        message = sentence_of(cli.join_processes, tmp_path)
+        message = sentence_of(cli.join_processes, tmp_path, Notice())
     assert all(part in message for part in named), message
 
 

@@ -231,7 +231,7 @@ def test_the_update_of_a_spike_can_be_skipped(start, make_config, tmp_path, capl
     rows = train_rows(tmp_path)
     assert [row["train/skipped"] for row in rows] == [0] * 6 + [1] * 4
     assert rows[6]["train/loss"] > rows[0]["train/loss"] > rows[5]["train/loss"]
-    assert "step 7: the update is skipped, a spike" in caplog.text
+    assert "skipped the update of step 7, a spike" in caplog.text
 
 
 @pytest.mark.usefixtures("short_memory")
