@@ -11,17 +11,18 @@ demo: $(VENV)/run
 	$(BIN)/python train.py --config=configs/tiny.py --workdir=$(WORKDIR)
 	$(BIN)/python eval.py --workdir=$(WORKDIR)
 
-# Every test, the property tests with few examples.
+# Every test, the property tests with few examples. Workers take over whole stretches of the list, so that what a file
+# compiles once is seldom compiled by both.
 test: $(VENV)/dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The subset that CI repeats under the newest Python and jax.
 test-fast: $(VENV)/dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m fast
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal -m fast
 
 # The property tests with many more examples: an hour or more.
 test-thorough: $(VENV)/dev
-	JAX_PLATFORMS=cpu HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2
+	JAX_PLATFORMS=cpu HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The tests that take gigabytes of memory or many minutes.
 test-slow: $(VENV)/dev
@@ -30,7 +31,7 @@ test-slow: $(VENV)/dev
 # The tests that compile for accelerators that are not there. Give them an environment of their own, VENV=.venv-compilers:
 # with their packages in it, jax looks for a TPU and a GPU each time it starts.
 test-compiled: $(VENV)/dev $(VENV)/compilers
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m compiled
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal -m compiled
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
