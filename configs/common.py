@@ -125,11 +125,14 @@ def base_config(mixers: str) -> ConfigDict:
     config.best_checkpoints_to_keep = 1
     # Updates in a row that may be skipped, because a loss or gradient was not finite or a spike, before the run stops.
     config.max_skipped_in_a_row = 10
-    # A loss so many standard deviations above the mean of the last 100 or so is a spike. What to do about one: "none";
-    # "skip" its update; or "rewind" to the last checkpoint and go on from there with the data behind the spike.
+
     config.spikes = ConfigDict()
+    # What to do about a spike of the loss: "none"; "skip" its update; or "rewind" to the last checkpoint and go on from
+    # there with the data behind the spike.
     config.spikes.action = "none"
+    # A loss is a spike if it lies so many standard deviations above the mean of the last 100 or so.
     config.spikes.threshold = 8.0
+
     # Ends a run in which nothing has moved for so many seconds; compiling, saving and restoring count as one move each.
     config.hang_seconds = 1800.0
     # Off a terminal, logs a line every so many updates; tokens/s is an average over as many.

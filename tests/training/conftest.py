@@ -1,6 +1,6 @@
 """One model, one config and one small text for all tests of training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,13 @@ SMALL = {
     "checkpoint_every": 4,
     "accumulation_steps": 4,
 }
+
+SPEEDS = ("train/tokens_per_second", "train/model_tflops_per_device", "train/data_wait_seconds")
+
+
+def without_speed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a run without the figures that differ from one run to the next."""
+    return [{name: value for name, value in row.items() if name not in SPEEDS} for row in rows]
 
 
 @pytest.fixture(scope="session")

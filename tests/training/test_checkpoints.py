@@ -22,7 +22,7 @@ from interdomain_jax.training import checkpoints as checkpointing
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
 from interdomain_jax.version import code_version
-from tests.training.conftest import DOCUMENTS, SMALL
+from tests.training.conftest import DOCUMENTS, SMALL, without_speed
 
 # Of a read that failed orbax leaves coroutines behind.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -69,11 +69,6 @@ def files_in(directory) -> dict[str, bytes]:
     return {
         str(path.relative_to(directory)): path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()
     }
-
-
-def rows_without_speed(workdir) -> list[dict[str, float]]:
-    speeds = ("train/tokens_per_second", "train/model_tflops_per_device", "train/data_wait_seconds")
-    return [{name: value for name, value in row.items() if name not in speeds} for row in read_metrics(workdir)]
 
 
 def test_a_checkpoint_holds_all_that_a_run_needs(whole):
@@ -243,7 +238,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, prepared,
     largest.write_bytes(damaged(content, "flip", 4 * len(content)))
     actual = loop.train(prepared(copied))
     chex.assert_trees_all_equal(actual, expected)
-    assert rows_without_speed(copied) == rows_without_speed(run.workdir)
+    assert without_speed(read_metrics(copied)) == without_speed(read_metrics(run.workdir))
     assert f"checkpoint {LAST} is damaged" in caplog.text
     assert (copied / f"damaged_checkpoint_{LAST}" / "params").is_dir()
     assert storage.find_step(copied, "latest") == LAST
@@ -287,7 +282,7 @@ def test_a_failed_write_surfaces_and_leaves_the_older_checkpoint(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith("4")] != ["4"]
 
     chex.assert_trees_all_equal(loop.train(prepared(tmp_path)), expected)
-    assert rows_without_speed(tmp_path) == rows_without_speed(run.workdir)
+    assert without_speed(read_metrics(tmp_path)) == without_speed(read_metrics(run.workdir))
     # What the failed save left behind is gone.
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {str(BEFORE), str(LAST)}
 
@@ -353,7 +348,7 @@ def test_a_full_disk_ends_the_run_and_more_room_resumes_it(whole, compiled_once,
         assert "4" not in saved
         assert "No space left on device" in sentences[0]
     chex.assert_trees_all_equal(restored(result, run).state, expected)
-    assert rows_without_speed(result) == rows_without_speed(run.workdir)
+    assert without_speed(read_metrics(result)) == without_speed(read_metrics(run.workdir))
 
 
 def test_a_read_only_workdir_is_refused_before_anything_is_compiled(prepared, tmp_path):

@@ -20,7 +20,7 @@ from interdomain_jax.training.dump import load_batch
 from interdomain_jax.training.metrics import read_metrics
 from interdomain_jax.training.reproduce import reproduce
 from interdomain_jax.training.spikes import LossTrend
-from tests.training.conftest import DOCUMENTS
+from tests.training.conftest import DOCUMENTS, without_speed
 
 FIELDS = {
     "num_steps": 10,
@@ -107,11 +107,6 @@ def is_finite(tree) -> bool:
 
 def train_rows(workdir) -> list[dict[str, float]]:
     return [row for row in read_metrics(workdir) if "train/loss" in row]
-
-
-def without_speed(rows):
-    speeds = ("train/tokens_per_second", "train/model_tflops_per_device", "train/data_wait_seconds")
-    return [{name: value for name, value in row.items() if name not in speeds} for row in rows]
 
 
 def test_an_update_that_is_not_finite_is_skipped(start, make_config, tmp_path):

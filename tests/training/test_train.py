@@ -14,14 +14,10 @@ from interdomain_jax import workdir as workdirs
 from interdomain_jax.evaluation import perplexity
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
+from tests.training.conftest import without_speed
 
 ROOT = Path(__file__).parents[2]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-
-def rows_without_speed(workdir: Path) -> list[dict[str, float]]:
-    speeds = ("train/tokens_per_second", "train/model_tflops_per_device", "train/data_wait_seconds")
-    return [{name: value for name, value in row.items() if name not in speeds} for row in read_metrics(workdir)]
 
 
 @pytest.mark.usefixtures("small_corpus")
@@ -51,7 +47,7 @@ def test_a_killed_run_resumes_bit_for_bit(make_config, tmp_path, monkeypatch):
     actual = loop.train(loop.prepare(make_config({"log_every": 3}), killed))
 
     chex.assert_trees_all_equal(actual, expected)
-    assert rows_without_speed(killed) == rows_without_speed(whole)
+    assert without_speed(read_metrics(killed)) == without_speed(read_metrics(whole))
     rows = read_metrics(whole)
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 13))
     assert [row["step"] for row in rows if "validation/loss" in row] == [6, 12]
