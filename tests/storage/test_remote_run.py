@@ -10,7 +10,7 @@ from tests.training.test_processes import run
 
 
 def test_train_resume_and_evaluate(tmp_path, monkeypatch):
-    run(1, tmp_path / "local", "--evaluate")
+    run(1, tmp_path / "local", evaluates=True)
     with local_bucket() as bucket:
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
@@ -25,7 +25,7 @@ def test_train_resume_and_evaluate(tmp_path, monkeypatch):
         ]
         (damaged,) = (workdir / "checkpoints" / "6" / "run").glob("metadata*")
         damaged.write_text(damaged.read_text()[:-10])
-        (output,) = run(1, workdir, "--evaluate")
+        (output,) = run(1, workdir, evaluates=True)
         assert "checkpoint 6 is damaged" in output
         assert "steps 4 to 6" in output
         assert (workdir / "damaged_checkpoint_6" / "params" / "_METADATA").exists()

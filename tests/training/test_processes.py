@@ -11,7 +11,7 @@ from interdomain_jax.training.metrics import read_metrics
 from tests.processes import run_processes
 from tests.training.conftest import SMALL
 
-# train.py on the tests' documents; then, if asked, what eval.py does.
+# train.py on the tests' documents; or, if asked, what eval.py does.
 PROGRAM = """
 import jax
 import train
@@ -19,6 +19,7 @@ from absl import app, flags
 from etils import epath
 from interdomain_jax import cli
 from interdomain_jax.evaluation import perplexity, report
+from interdomain_jax.preemption import Notice
 from interdomain_jax.training import loop
 from tests.training.conftest import DOCUMENTS
 
@@ -27,12 +28,13 @@ jax.config.update("jax_disable_most_optimizations", True)
 loop.open_corpus = perplexity.open_corpus = lambda name, split, directory: DOCUMENTS
 
 def main(argv):
-    train.main(argv)
-    if EVALUATE.value:
-        workdir = epath.Path(flags.FLAGS.workdir)
-        evaluation = perplexity.evaluate(perplexity.prepare(workdir, dict(data=1, fsdp=-1, tensor=1, seq=1)))
-        if jax.process_index() == 0:
-            report.write(workdir, evaluation)
+    if not EVALUATE.value:
+        return train.main(argv)
+    workdir = epath.Path(flags.FLAGS.workdir)
+    cli.join_processes(workdir, Notice())
+    evaluation = perplexity.evaluate(perplexity.prepare(workdir, dict(data=1, fsdp=-1, tensor=1, seq=1)))
+    if jax.process_index() == 0:
+        report.write(workdir, evaluation)
 
 app.run(main, flags_parser=cli.parse_flags)
 """
@@ -40,10 +42,14 @@ STEPS, HALF = 6, 3
 CONFIG = SMALL | {"num_steps": STEPS, "eval_every": HALF, "checkpoint_every": HALF, "accumulation_steps": 1}
 
 
-def run(count: int, workdir: Path, *flags: str, devices: int = 1) -> list[str]:
+def run(count: int, workdir: Path, *flags: str, devices: int = 1, evaluates: bool = False) -> list[str]:
+    """What the processes print that train; others may evaluate what they come to."""
     config = [f"--config.{field}={value}" for field, value in CONFIG.items()]
     flags = ("--config=configs/tiny.py", *config, f"--workdir={workdir}", *flags)
-    return run_processes(count, PROGRAM, *flags, devices=devices)
+    outputs = run_processes(count, PROGRAM, *flags, devices=devices)
+    if evaluates:
+        run_processes(count, PROGRAM, *flags, "--evaluate", devices=devices)
+    return outputs
 
 
 def rows_with(name: str, workdir: Path) -> list[dict[str, float]]:
@@ -63,7 +69,7 @@ def assert_same_losses(actual: Path, expected: Path) -> None:
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of the run in one process, evaluated."""
     workdir = tmp_path_factory.mktemp("processes") / "one"
-    run(1, workdir, "--evaluate")
+    run(1, workdir, evaluates=True)
     return workdir
 
 
@@ -99,7 +105,7 @@ def test_another_number_of_processes_goes_on_with_a_checkpoint_of_four(one, four
     workdir = tmp_path / "run"
     shutil.copytree(four, workdir)
     shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-    outputs = run(count, workdir, "--evaluate", *mesh, devices=devices)
+    outputs = run(count, workdir, *mesh, devices=devices, evaluates=True)
     assert f"steps {HALF + 1} to {STEPS}" in outputs[0]
 
     assert_same_losses(workdir, one)
