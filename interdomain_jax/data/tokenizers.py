@@ -9,6 +9,7 @@ All three follow the same rules:
 * `decode` leaves special tokens out, and bytes that form no UTF-8 character become U+FFFD.
 """
 
+import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable
@@ -39,6 +40,10 @@ class Tokenizer(Protocol):
     def eos_id(self) -> int:
         """Id of the token that ends a document."""
 
+    @property
+    def definition(self) -> bytes:
+        """What its ids are a function of, such as the content of its file."""
+
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, int32 [T], without special tokens."""
 
@@ -51,6 +56,7 @@ class BytesTokenizer:
 
     vocab_size = 257
     eos_id = 256
+    definition = b"UTF-8 bytes, end 256"
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(utf8_bytes(text), dtype=np.uint8).astype(np.int32)
@@ -79,6 +85,7 @@ class SentencePieceTokenizer:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=path)
         except (OSError, RuntimeError) as error:
             raise ValueError(f"tokenizer file {path} is not a SentencePiece model") from error
+        self.definition = self._processor.serialized_model_proto()
         self.vocab_size: int = self._processor.vocab_size()
         self.eos_id: int = self._processor.eos_id()
         if self.eos_id < 0:
@@ -114,6 +121,7 @@ class HuggingFaceTokenizer:
             raise ValueError(f"tokenizer file {path} is not JSON") from error
         if not isinstance(fields, dict) or "model" not in fields:
             raise ValueError(f"tokenizer file {path} has no field 'model': not a tokenizer.json")
+        self.definition = content.encode()
         self._tokenizer = tokenizers.Tokenizer.from_str(content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -163,6 +171,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
         f"tokenizer {spec!r} is unknown: give 'bytes', 'mistral', the path of a SentencePiece "
         "model ending in .model, or the path of a Hugging Face tokenizer ending in .json"
     )
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Sixteen hexadecimal digits that tell tokenizers apart which give other ids to some text."""
+    return hashlib.sha256(tokenizer.definition).hexdigest()[:16]
 
 
 def utf8_bytes(text: str) -> bytes:

@@ -1,0 +1,62 @@
+"""Rows of token ids, ready for a model, from documents and the pieces of them that belong to each row."""
+
+from typing import Protocol
+
+import numpy as np
+
+from interdomain_jax.data.rows import Rows
+
+
+class TokenSequences(Protocol):
+    """Random access to documents as ids, the closing EOS of each among them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, document: int, /) -> np.ndarray: ...
+
+
+class Windows:
+    """Rows by number, as `inputs`, `targets`, `segment_ids`, `positions` int32 [T] and `loss_mask` float32 [T].
+
+    Each token of a piece is a target; its input is the token before it in the document, or EOS, the start symbol,
+    before the first. So every token of the corpus is a target exactly once, whatever the length of a row.
+
+    Segment ids count the pieces of a row from 1, and positions the tokens of a piece from 0; both are known from where
+    the documents begin, not from the ids, so that an EOS inside a text is no boundary. Padding is EOS, segment id 0,
+    position 0 and mask 0.
+
+    Args:
+        documents: of token ids.
+        rows: which pieces of them lie in which row.
+        sequence_length: T, that of `rows`.
+        eos_id: the start symbol.
+    """
+
+    def __init__(self, documents: TokenSequences, rows: Rows, *, sequence_length: int, eos_id: int):
+        self._documents = documents
+        self._rows = rows
+        self._sequence_length = sequence_length
+        self._eos_id = eos_id
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        inputs, targets = (np.full(self._sequence_length, self._eos_id, np.int32) for _ in range(2))
+        segment_ids, positions = (np.zeros(self._sequence_length, np.int32) for _ in range(2))
+        end = 0
+        for number, piece in enumerate(self._rows[row], 1):
+            document = self._documents[piece.document]
+            begin, end = end, end + piece.stop - piece.start
+            targets[begin:end] = document[piece.start : piece.stop]
+            inputs[begin] = document[piece.start - 1] if piece.start else self._eos_id
+            inputs[begin + 1 : end] = document[piece.start : piece.stop - 1]
+            segment_ids[begin:end] = number
+            positions[begin:end] = np.arange(end - begin)
+        return {
+            "inputs": inputs,
+            "targets": targets,
+            "loss_mask": (segment_ids > 0).astype(np.float32),
+            "segment_ids": segment_ids,
+            "positions": positions,
+        }
