@@ -10,6 +10,7 @@ takes its share of the cores.
 
 import contextlib
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +25,6 @@ from rich.progress import track
 
 from interdomain_jax import checkpoints as storage
 from interdomain_jax import cli, sharding
-from interdomain_jax.data.loader import train_iterator
 from interdomain_jax.training import checkpoints as checkpointing
 from interdomain_jax.training import loop
 from interdomain_jax.training.state import init_state
@@ -44,6 +44,8 @@ class Timing(NamedTuple):
 
 
 def main(_: list[str]) -> None:
+    if _STEPS.value < _EVERY.value:
+        sys.exit(f"--steps is {_STEPS.value}; it must be at least --every, {_EVERY.value}, for one checkpoint")
     every_kind: dict[str, list[Timing]] = {"without": [], "with": []}
     with tempfile.TemporaryDirectory() as directory:
         run = loop.prepare(_CONFIG.value, epath.Path(directory) / "run")
@@ -61,31 +63,23 @@ def main(_: list[str]) -> None:
 
 
 def _measure(run: loop.Run, program: Callable[..., StepOutput], workdir: epath.Path, *, saves: bool) -> Timing:
-    data = run.config.data
     state = init_state(run.model, run.optimizer, seed=run.config.seed, mesh=run.mesh)
-    batches = train_iterator(
-        run.train_source,
-        run.tokenizer,
-        sequence_length=data.sequence_length,
-        batch_size=data.batch_size,
-        seed=run.config.seed,
-        shuffle_buffer=data.shuffle_buffer,
-    )
+    batches = loop.train_batches(run)
     pauses = 0.0
     with contextlib.closing(batches), storage.open_checkpoints(workdir, keep=2) as checkpoints:
         # The first batch waits for the first documents, and the first checkpoint for its programs.
         next(batches)
         checkpointing.save(checkpoints, state, batches.get_state(), run.config)
-        checkpoints.wait_until_finished()
+        storage.wait_until_saved(checkpoints)
         start = time.perf_counter()
         for step in range(1, _STEPS.value + 1):
-            batch = sharding.place_batch(next(batches), run.mesh, data.batch_size)
+            batch = sharding.place_batch(next(batches), run.mesh, run.config.data.batch_size)
             state, _ = jax.block_until_ready(program(state, batch))
             if saves and step % _EVERY.value == 0:
                 before = time.perf_counter()
                 checkpointing.save(checkpoints, state, batches.get_state(), run.config)
                 pauses += time.perf_counter() - before
-        checkpoints.wait_until_finished()
+        storage.wait_until_saved(checkpoints)
         return Timing(time.perf_counter() - start, pauses)
 
 

@@ -29,8 +29,6 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes in all.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "The number of this process, from 0.")
-
-
 _PEER_TIMEOUT = flags.DEFINE_integer(
     "peer_timeout",
     60,
@@ -105,6 +103,7 @@ def end_of_run(notice: Notice) -> Iterator[None]:
     except RunError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         _leave(1)
+    # A fault of the program keeps its traceback; at its exit JAX would wait for processes that wait for this one.
     except Exception:
         if not jax.distributed.is_initialized():
             raise

@@ -21,8 +21,6 @@ POSITIVE_FIELDS = (
     "max_skipped_in_a_row",
     "log_every",
 )
-
-
 SPIKE_ACTIONS = ("none", "skip", "rewind")
 
 

@@ -98,25 +98,24 @@ class Watchdog:
         self._exit_process(EXIT_CODE)
 
     def _tell_of_others(self) -> None:
-        for name in self._processes or self._heard_of():
-            if name != self._process:
-                logging.error("%s", self._account_of(name))
+        # Where it is not known how many there should be, those that have written anything lately.
+        known = self._processes or sorted(path.stem for path in self._directory.glob("*.json"))
+        for name in known:
+            is_there, account = self._account_of(name)
+            if name != self._process and (is_there or self._processes):
+                logging.error("%s", account)
 
-    def _heard_of(self) -> list[str]:
-        """The processes that are there, where it is not known how many there should be."""
-        names = sorted(path.stem for path in self._directory.glob("*.json"))
-        return [name for name in names if "is there" in self._account_of(name)]
-
-    def _account_of(self, name: str) -> str:
+    def _account_of(self, name: str) -> tuple[bool, str]:
+        """Whether the process is there, and what is known of it."""
         try:
             record = json.loads((self._directory / f"{name}.json").read_text())
         except (FileNotFoundError, ValueError):
-            return f"process {name} is ABSENT: it was never heard of"
+            return False, f"process {name} is ABSENT: it was never heard of"
         silent = time.time() - record["time"]
         where = f"{record['doing']} at step {record['step']}"
         if silent < 3 * self._interval:
-            return f"process {name} on {record['host']} is there: {where}, for {record['seconds']:.0f} s"
-        return f"process {name} on {record['host']} is ABSENT: last heard of {silent:.0f} s ago, {where}"
+            return True, f"process {name} on {record['host']} is there: {where}, for {record['seconds']:.0f} s"
+        return False, f"process {name} on {record['host']} is ABSENT: last heard of {silent:.0f} s ago, {where}"
 
     def _report_often(self) -> None:
         path = self._directory / f"{self._process}.json"

@@ -199,7 +199,7 @@ def _train_from(
     config, mesh = run.config, run.mesh
     is_first_process, is_alone = jax.process_index() == 0, jax.process_count() == 1
     with contextlib.ExitStack() as stack:
-        batches = _train_batches(run)
+        batches = train_batches(run)
         # Closing waits for a document that is being read; a process that was asked to end does not.
         stack.callback(lambda: notice.is_given or batches.close())
         if start.position is not None:
@@ -382,7 +382,8 @@ def _rows(run: Run) -> list[int]:
     return sharding.process_rows(run.mesh, run.config.data.batch_size)
 
 
-def _train_batches(run: Run) -> grain.DatasetIterator[Batch]:
+def train_batches(run: Run) -> grain.DatasetIterator[Batch]:
+    """This process's rows of the batches of a run, from the first one on; to be closed."""
     data = run.config.data
     return train_iterator(
         run.train_source,

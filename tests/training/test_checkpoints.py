@@ -87,7 +87,7 @@ def test_a_checkpoint_holds_all_that_a_run_needs(whole):
     rows = {row["step"]: row for row in read_metrics(run.workdir) if "train/loss" in row}
     assert int(start.state.tokens_seen) == rows[LAST]["train/tokens_seen"] == LAST * 4 * 32
     # The position is that behind the batches that were trained on.
-    batches = loop._train_batches(run)
+    batches = loop.train_batches(run)
     batches.set_state(restored(run.workdir, run, BEFORE).position)
     for step in (7, 8):
         assert int(loop_checksum(next(batches))) == rows[step]["train/batch_checksum"]
