@@ -1,7 +1,7 @@
 """A run that comes to a halt ends, and names who is missing."""
 
+import os
 import threading
-import time
 
 from interdomain_jax import watchdog as watchdogs
 from interdomain_jax.watchdog import EXIT_CODE, Watchdog
@@ -55,8 +55,12 @@ def test_one_process_alone(tmp_path, capfd):
 def test_a_workdir_that_does_not_answer_holds_nothing_up(tmp_path, monkeypatch):
     """It may be why nothing moves."""
     monkeypatch.setattr(watchdogs, "_PATIENCE", 0.1)
-    monkeypatch.setattr(Watchdog, "_account_of", lambda self, name: time.sleep(60))
+    # Who opens a pipe waits until the other side does.
+    (tmp_path / "processes").mkdir()
+    os.mkfifo(tmp_path / "processes" / "1.json")
     ended = threading.Event()
     limits = {"limit": 0.2, "limit_name": "hang_seconds", "process": "0", "processes": ["0", "1"]}
     with Watchdog(tmp_path, **limits, exit_process=lambda code: ended.set()):
         assert ended.wait(10)
+    with open(tmp_path / "processes" / "1.json", "w"):
+        """What waits for it goes on, and ends."""

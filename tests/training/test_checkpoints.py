@@ -344,8 +344,9 @@ def test_a_full_disk_ends_the_run_and_more_room_resumes_it(whole, compiled_once,
     assert f"checkpoints could not be written to {small / 'checkpoints'}" in sentences[0]
     if "no small disk" not in first:
         saved = first.partition("saved:")[2].split()
+        # Which of the later ones had no room is not certain: how many files a checkpoint has differs from save to save.
         assert "3" in saved
-        assert "4" not in saved
+        assert str(LAST) not in saved
         assert "No space left on device" in sentences[0]
     chex.assert_trees_all_equal(restored(result, run).state, expected)
     assert without_speed(read_metrics(result)) == without_speed(read_metrics(run.workdir))
