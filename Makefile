@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints kernel-report scaling clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data kernel-report scaling clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -50,6 +50,10 @@ bench-train: $(VENV)/dev
 # A few minutes on two CPU cores.
 bench-checkpoints: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.checkpointing
+
+# A few minutes on two CPU cores.
+bench-data: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.data
 
 # Needs the same environment as test-compiled.
 kernel-report: $(VENV)/dev $(VENV)/compilers

@@ -60,9 +60,12 @@ def base_config(mixers: str) -> ConfigDict:
     config.model.param_dtype = "float32"
 
     config.data = ConfigDict()
-    # The corpus. The paper trains on FineWeb-Edu; this one needs no download.
-    config.data.corpus = "stdlib_text"
-    # Where prepared corpora are kept.
+    # Directories of prepared corpora, or "stdlib_text", which needs no download and is prepared on first use. The paper
+    # trains on FineWeb-Edu.
+    config.data.corpora = ("stdlib_text",)
+    # Of several corpora, the share of the rows that each has, in any unit.
+    config.data.weights = ()
+    # Where "stdlib_text" is kept.
     config.data.directory = "~/tensorflow_datasets"
     # "bytes", "mistral", or the path of a SentencePiece .model or a Hugging Face tokenizer.json.
     # "mistral" is an open model of 32,000 pieces, in place of the Llama 2 tokenizer of the paper,
@@ -72,8 +75,12 @@ def base_config(mixers: str) -> ConfigDict:
     config.data.sequence_length = 4096
     # Sequences in an optimizer update, over all devices: 128 x 4,096 = 524,288 tokens.
     config.data.batch_size = 128
-    # Sequences shuffled at a time. Not in the paper; without it a long document fills whole batches.
-    config.data.shuffle_buffer = 1024
+    # How documents fill sequences: "concatenate", all end to end and cut, as in the paper; or "best_fit", which cuts
+    # none that fits into one.
+    config.data.packing = "concatenate"
+    # Whether each document is a context of its own, instead of following the one before in the same sequence. The paper
+    # speaks of packed sequences and of no reset.
+    config.data.reset = False
 
     config.optimizer = ConfigDict()
     # Updates of linear warm-up.

@@ -10,6 +10,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from interdomain_jax import sharding
+from interdomain_jax.data.windows import CONTEXT
 
 
 class LanguageModel(Protocol):
@@ -18,8 +19,11 @@ class LanguageModel(Protocol):
     `variables["params"]["unembed"]["kernel"]` [d_model, V] maps its hidden states to logits.
     """
 
-    def apply(self, variables: Any, tokens: Array, *, unembed: bool) -> Any:
-        """Maps int tokens [B, T], with `unembed=False`, to (hidden states [B, T, d_model], cache)."""
+    def apply(self, variables: Any, tokens: Array, *, unembed: bool, **context: Any) -> Any:
+        """Maps int tokens [B, T], with `unembed=False`, to (hidden states [B, T, d_model], cache).
+
+        Where each document is a context of its own, it also takes `segment_ids` and `positions`, int [B, T].
+        """
 
 
 class Score(NamedTuple):
@@ -112,10 +116,12 @@ def model_score(model: LanguageModel, params: Any, batch: Mapping[str, Array], *
     Args:
         model: maps tokens [B, T] to hidden states.
         params: its parameters.
-        batch: `inputs`, `targets` int [B, T] and `loss_mask` [B, T].
+        batch: `inputs`, `targets` int [B, T] and `loss_mask` [B, T]; where each document is a context of its own, also
+            `segment_ids` and `positions` int [B, T].
         vocab_chunks: as in `next_token_score`.
     """
-    hidden, _ = model.apply({"params": params}, batch["inputs"], unembed=False)
+    context = {name: batch[name] for name in CONTEXT if name in batch}
+    hidden, _ = model.apply({"params": params}, batch["inputs"], unembed=False, **context)
     kernel = params["unembed"]["kernel"]
     return next_token_score(hidden, kernel, batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks)
 

@@ -18,6 +18,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from interdomain_jax.data.windows import CONTEXT
 from interdomain_jax.ops.shards import HEAD_AXES, ROW_AXES, TOKEN_AXIS
 
 AXES = (*ROW_AXES, *HEAD_AXES, TOKEN_AXIS)
@@ -136,9 +137,15 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["length"]))
 
 
-def abstract_batch(mesh: Mesh, batch_size: int, sequence_length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of the loader, [B, T] each, as `jax.ShapeDtypeStruct`s with their places."""
+def abstract_batch(
+    mesh: Mesh, batch_size: int, sequence_length: int, *, reset: bool
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """A batch of the loader, [B, T] each, as `jax.ShapeDtypeStruct`s with their places.
+
+    With `reset` each document is a context of its own.
+    """
     dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "loss_mask": jnp.float32}
+    dtypes |= dict.fromkeys(CONTEXT if reset else (), jnp.int32)
     shape = (batch_size, sequence_length)
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh)) for name, dtype in dtypes.items()}
 

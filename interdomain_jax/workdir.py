@@ -13,10 +13,11 @@ from interdomain_jax import strict_json
 # Other processes write to a bucket too: what was listed once may have changed.
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
 
-# What may change when a run goes on: where the corpora lie, how often it reports and saves, when it gives up, and the
-# mesh and the scan over layers, which round sums differently and change nothing else. Everything else must match, so
-# that a resumed run equals an uninterrupted one, bit for bit on the same mesh.
+# What may change when a run goes on: where the corpora lie, for they are known by what they hold; how often it reports
+# and saves, when it gives up, and the mesh and the scan over layers, which round sums differently and change nothing
+# else. Everything else must match, so that a resumed run equals an uninterrupted one, bit for bit on the same mesh.
 FREE_ON_RESUME = (
+    "data.corpora",
     "data.directory",
     "log_every",
     "checkpoint_every",

@@ -1,7 +1,9 @@
 """Text corpora, tokenizers, and the grain pipeline from documents to training batches.
 
-* `tokenizers`: text to token ids, behind one small interface.
-* `stdlib_text`: the default corpus, which needs no download.
-* `packing`: documents to fixed-length windows, with exactly restorable state.
-* `loader`: training and evaluation batches.
+* `sources`, `stdlib_text`, `text_files`: where texts come from, TFDS builders that can be read part by part.
+* `documents`, `tokenizers`: the rules that a text goes through, and its ids.
+* `preparation`, `token_files`, and the program `prepare`: from a source to files of ids, shard by shard, on Beam.
+* `rows`, `windows`, `loader`: which tokens make up a row, the rows, and the batches for training and evaluation.
+* `corpora`: the corpora that a config names.
+* the programs `train_tokenizer` and `inspect`.
 """

@@ -7,7 +7,7 @@
 5. A text of more than `MAX_BYTES` bytes becomes several documents, cut behind the last line end that fits, or the last
    space, or else anywhere between two characters.
 
-What is no document is counted under its reason.
+What is no document is counted under its reason, and so is a record that has no text.
 """
 
 import unicodedata
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 MAX_BYTES = 1 << 24
 """16 MiB: some four million tokens; more in one piece than any context, and little to hold in memory."""
 
-SkipReason = Literal["invalid utf-8", "empty"]
+SkipReason = Literal["no text", "invalid utf-8", "empty"]
 
 
 class Documents(NamedTuple):
@@ -31,13 +31,15 @@ class Documents(NamedTuple):
     skipped: SkipReason | None = None
 
 
-def documents_of(content: bytes | str, *, max_bytes: int = MAX_BYTES) -> Documents:
+def documents_of(content: bytes | str | None, *, max_bytes: int = MAX_BYTES) -> Documents:
     """The documents in a text of a source.
 
     Args:
-        content: the text, or its bytes.
+        content: the text, or its bytes; None where a source has a record without one.
         max_bytes: bytes of a document, at least 4, so that every character fits.
     """
+    if content is None:
+        return Documents((), "no text")
     try:
         # Text may hold lone surrogates, which no UTF-8 can express.
         text = content.decode("utf-8") if isinstance(content, bytes) else content.encode("utf-8").decode("utf-8")

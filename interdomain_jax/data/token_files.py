@@ -1,31 +1,39 @@
 """A prepared split on disk: its documents as token ids, in files of records, and a manifest that says what they are.
 
-    <directory>/tokens-00003-of-00016.array_record   a record for each document: its ids, the closing EOS among them
-    <directory>/tokens-00003-of-00016.npy            int32, the number of ids of each
+    <directory>/tokens-00003-of-00016.array_record   the ids of its documents, the closing EOS of each among them
+    <directory>/tokens-00003-of-00016.npy            int32, the number of ids of each document
     <directory>/tokens-00003-of-00016.json           the counts of the shard, written last: it is complete
     <directory>/manifest.json                        all of them, and the tokenizer, written when all are complete
 
-Ids are little-endian uint16 if the vocabulary fits, else uint32. Nothing says how long a row will be, or how documents
-are packed into it: that is the loader's choice.
+A record holds `RECORD_TOKENS` ids of a document, its last record what is left: little-endian uint16 if the vocabulary
+fits, else uint32. Nothing says how long a row will be, or how documents are packed into it: that is for the loader.
 """
 
+import hashlib
+import io
 import json
+import tempfile
+import uuid
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
+from etils import epath
 
 from interdomain_jax import strict_json
-from interdomain_jax.data.documents import documents_of
+from interdomain_jax.data.documents import Documents
 from interdomain_jax.data.tokenizers import Tokenizer, fingerprint
+from interdomain_jax.workdir import is_remote
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+RECORD_TOKENS = 1 << 14
+"""Ids in a record: a row out of the middle of a book reads no more than a record or two that it does not need."""
 
 
 class Shard(NamedTuple):
@@ -35,7 +43,7 @@ class Shard(NamedTuple):
         name: of the file, without what follows the dot.
         size: of the file of records, in bytes.
         crc32: of that file.
-        documents: number of records.
+        documents: number of them.
         tokens: ids in them, the closing EOS of each among them.
         bytes: UTF-8 bytes of their texts.
         cut: texts that became several documents, for they were too long.
@@ -58,7 +66,8 @@ class Manifest(NamedTuple):
     Attributes:
         format: of the files, `FORMAT`.
         corpus: where the texts come from, as the user named it.
-        split: which part of them this is, by which rule.
+        split: which part of them this is.
+        split_rule: how the parts are told apart.
         tokenizer: as the user named it.
         fingerprint: of the tokenizer, see `tokenizers.fingerprint`.
         vocab_size: of the tokenizer.
@@ -69,6 +78,7 @@ class Manifest(NamedTuple):
     format: int
     corpus: str
     split: str
+    split_rule: str
     tokenizer: str
     fingerprint: str
     vocab_size: int
@@ -80,85 +90,90 @@ def shard_name(index: int, count: int) -> str:
     return f"tokens-{index:05d}-of-{count:05d}"
 
 
-def write_shard(directory: Path, name: str, texts: Iterable[bytes | str], tokenizer: Tokenizer) -> Shard:
+def write_shard(directory: epath.PathLike, name: str, texts: Iterable[Documents], tokenizer: Tokenizer) -> Shard:
     """Writes one shard, all or nothing; the same texts give the same bytes.
+
+    Several workers may write the same shard at once.
 
     Args:
         directory: that exists.
         name: from `shard_name`.
-        texts: in the order in which their documents are stored.
+        texts: what became of each text, in the order in which the documents are stored.
         tokenizer: makes them ids.
+
+    Raises:
+        ValueError: the tokenizer gives an id that is not in its vocabulary.
     """
+    directory = epath.Path(directory)
     dtype = _dtype(tokenizer.vocab_size)
     skipped: Counter[str] = Counter()
     lengths: list[int] = []
     size, cut = 0, 0
-    records = directory / f"{name}.array_record"
-    unfinished = directory / f"{name}.tmp"
-    writer = ArrayRecordWriter(str(unfinished), "group_size:1")
-    for content in texts:
-        documents = documents_of(content)
-        if documents.skipped:
-            skipped[documents.skipped] += 1
-        cut += len(documents.texts) > 1
-        for text in documents.texts:
-            ids = np.append(tokenizer.encode(text), np.int32(tokenizer.eos_id))
-            writer.write(ids.astype(dtype).tobytes())
-            lengths.append(len(ids))
-            size += len(text.encode())
-    writer.close()
-    content = unfinished.read_bytes()
-    unfinished.replace(records)
-    np.save(directory / f"{name}.npy", np.array(lengths, np.int32))
+    with tempfile.TemporaryDirectory() as local:
+        # The format has no writer for buckets.
+        unfinished = Path(local, name)
+        # A group is what a read decompresses.
+        writer = ArrayRecordWriter(str(unfinished), "group_size:1")
+        for documents in texts:
+            if documents.skipped:
+                skipped[documents.skipped] += 1
+            cut += len(documents.texts) > 1
+            for text in documents.texts:
+                ids = np.append(tokenizer.encode(text), np.int32(tokenizer.eos_id))
+                if ids.max() >= tokenizer.vocab_size:
+                    raise ValueError(
+                        f"the tokenizer gives the id {ids.max()} and says that it has {tokenizer.vocab_size} ids: "
+                        "its file is damaged"
+                    )
+                for start in range(0, len(ids), RECORD_TOKENS):
+                    writer.write(ids[start : start + RECORD_TOKENS].astype(dtype).tobytes())
+                lengths.append(len(ids))
+                size += len(text.encode())
+        writer.close()
+        records = unfinished.read_bytes()
+    _write_whole(directory / f"{name}.array_record", records)
+    file = io.BytesIO()
+    np.save(file, np.array(lengths, np.int32))
+    _write_whole(directory / f"{name}.npy", file.getvalue())
     shard = Shard(
         name=name,
-        size=len(content),
-        crc32=zlib.crc32(content),
+        size=len(records),
+        crc32=zlib.crc32(records),
         documents=len(lengths),
         tokens=sum(lengths),
         bytes=size,
         cut=cut,
         skipped=dict(sorted(skipped.items())),
     )
-    strict_json.write(directory / f"{name}.json", shard._asdict())
+    write_json(directory / f"{name}.json", shard._asdict())
     return shard
 
 
-def read_shard(directory: Path, name: str) -> Shard | None:
+def read_shard(directory: epath.PathLike, name: str) -> Shard | None:
     """What is known of a shard that is complete; None if it is not."""
-    path = directory / f"{name}.json"
+    path = epath.Path(directory) / f"{name}.json"
     return Shard(**json.loads(path.read_text())) if path.exists() else None
 
 
-def write_manifest(
-    directory: Path, shards: Sequence[Shard], tokenizer: Tokenizer, *, corpus: str, split: str, tokenizer_name: str
-) -> Manifest:
+def write_manifest(directory: epath.PathLike, manifest: Manifest) -> None:
     """Says that a split is complete."""
-    manifest = Manifest(
-        format=FORMAT,
-        corpus=corpus,
-        split=split,
-        tokenizer=tokenizer_name,
-        fingerprint=fingerprint(tokenizer),
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        shards=tuple(shards),
-    )
-    content = manifest._asdict() | {"shards": [shard._asdict() for shard in shards]}
-    strict_json.write(directory / MANIFEST, content)
-    return manifest
+    content = manifest._asdict() | {"shards": [shard._asdict() for shard in manifest.shards]}
+    write_json(epath.Path(directory) / MANIFEST, content)
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: epath.PathLike) -> Manifest:
     """Reads what a prepared split is.
 
     Raises:
         FileNotFoundError: the directory holds none that is complete.
         ValueError: it is of another format.
     """
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(f"{directory} holds no prepared corpus: there is no {path}")
+    path = epath.Path(directory) / MANIFEST
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{directory} holds no prepared split of a corpus: there is no {MANIFEST}; "
+            "python -m interdomain_jax.data.prepare makes it"
+        )
     content: dict[str, Any] = json.loads(path.read_text())
     if content.get("format") != FORMAT:
         raise ValueError(
@@ -167,11 +182,23 @@ def read_manifest(directory: Path) -> Manifest:
     return Manifest(**content | {"shards": tuple(Shard(**shard) for shard in content["shards"])})
 
 
+def _write_whole(path: epath.Path, content: bytes) -> None:
+    """Writes a file that is there as a whole or not at all, whoever else writes the same."""
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
+
+
+def write_json(path: epath.Path, content: Any) -> None:
+    """Writes JSON, all or nothing, whoever else writes the same."""
+    _write_whole(path, (strict_json.dumps(content, indent=2) + "\n").encode())
+
+
 class TokenDocuments:
-    """Random access to the documents of a prepared split, as ids.
+    """The documents of a prepared split, as ids.
 
     Args:
-        directory: of the split.
+        directory: of the split, on a disk or mounted as one.
         tokenizer: that the model will be trained with.
 
     Raises:
@@ -179,7 +206,13 @@ class TokenDocuments:
         ValueError: it was made with another tokenizer, a file is not what was written, or it holds no document.
     """
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer):
+    def __init__(self, directory: epath.PathLike, tokenizer: Tokenizer):
+        directory = epath.Path(directory)
+        if is_remote(directory):
+            raise ValueError(
+                f"{directory} is a bucket, out of which records cannot be read at random: mount it, with Cloud Storage "
+                "FUSE for one, and give the directory"
+            )
         self.manifest = read_manifest(directory)
         if self.manifest.fingerprint != fingerprint(tokenizer):
             raise ValueError(
@@ -193,26 +226,35 @@ class TokenDocuments:
                 raise FileNotFoundError(
                     f"{path} is gone, though {directory / MANIFEST} names it: prepare the corpus again"
                 )
-            if path.stat().st_size != shard.size:
+            if path.stat().length != shard.size:
                 raise ValueError(
-                    f"{path} has {path.stat().st_size} bytes and had {shard.size} when it was written: "
+                    f"{path} has {path.stat().length} bytes and had {shard.size} when it was written: "
                     "delete it and prepare the corpus again"
                 )
-        self.lengths = np.concatenate(
-            [np.zeros(0, np.int32), *(np.load(directory / f"{shard.name}.npy") for shard in self.manifest.shards)]
-        )
+        lengths = [np.load(directory / f"{shard.name}.npy") for shard in self.manifest.shards]
+        self.lengths = np.concatenate([np.zeros(0, np.int32), *lengths])
         """int32 [documents], the number of ids of each, its EOS among them."""
+        self.text_bytes = sum(shard.bytes for shard in self.manifest.shards)
+        """UTF-8 bytes of their texts."""
+        self.digest = hashlib.sha256(repr(self.manifest.shards).encode()).hexdigest()[:16]
+        """Tells these files from others, wherever they lie."""
         if not len(self.lengths):
             raise ValueError(f"{directory} holds no document: give a corpus with at least one")
+        self._first_record = np.cumsum(-(-self.lengths // RECORD_TOKENS), dtype=np.int64)
+        self._first_record = np.append(0, self._first_record[:-1])
         self._dtype = _dtype(self.manifest.vocab_size)
         self._records = grain.sources.ArrayRecordDataSource([str(path) for path in files])
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, document: int) -> np.ndarray:
-        """The ids of a document, its EOS the last, int32 [length]."""
-        return np.frombuffer(self._records[document], self._dtype).astype(np.int32)
+    def read(self, document: int, start: int, stop: int) -> np.ndarray:
+        """The ids `start` to `stop` of a document, exclusive and above `start`, int32 [stop - start]."""
+        first = int(self._first_record[document])
+        records = range(start // RECORD_TOKENS, -(-stop // RECORD_TOKENS))
+        ids = [np.frombuffer(self._records[first + record], self._dtype) for record in records]
+        skipped = records.start * RECORD_TOKENS
+        return np.concatenate(ids)[start - skipped : stop - skipped].astype(np.int32)
 
 
 def _dtype(vocab_size: int) -> np.dtype:

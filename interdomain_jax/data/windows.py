@@ -6,13 +6,25 @@ import numpy as np
 
 from interdomain_jax.data.rows import Rows
 
+CONTEXT = ("segment_ids", "positions")
+"""What tells the documents of a row apart."""
+
 
 class TokenSequences(Protocol):
-    """Random access to documents as ids, the closing EOS of each among them."""
+    """Documents as ids, the closing EOS of each among them: `token_files.TokenDocuments`, or any others.
 
-    def __len__(self) -> int: ...
+    Attributes:
+        lengths: int [documents], the number of ids of each.
+        text_bytes: UTF-8 bytes of their texts.
+        digest: tells them from others.
+    """
 
-    def __getitem__(self, document: int, /) -> np.ndarray: ...
+    lengths: np.ndarray
+    text_bytes: int
+    digest: str
+
+    def read(self, document: int, start: int, stop: int) -> np.ndarray:
+        """The ids `start` to `stop` (exclusive) of a document, int32 [stop - start]."""
 
 
 class Windows:
@@ -46,11 +58,11 @@ class Windows:
         segment_ids, positions = (np.zeros(self._sequence_length, np.int32) for _ in range(2))
         end = 0
         for number, piece in enumerate(self._rows[row], 1):
-            document = self._documents[piece.document]
             begin, end = end, end + piece.stop - piece.start
-            targets[begin:end] = document[piece.start : piece.stop]
-            inputs[begin] = document[piece.start - 1] if piece.start else self._eos_id
-            inputs[begin + 1 : end] = document[piece.start : piece.stop - 1]
+            before = min(piece.start, 1)
+            ids = self._documents.read(piece.document, piece.start - before, piece.stop)
+            targets[begin:end] = ids[before:]
+            inputs[begin + 1 - before : end] = ids[:-1]
             segment_ids[begin:end] = number
             positions[begin:end] = np.arange(end - begin)
         return {

@@ -13,13 +13,9 @@ from ml_collections import ConfigDict
 
 from interdomain_jax import checkpoints, sharding
 from interdomain_jax import workdir as workdirs
-from interdomain_jax.data.loader import (
-    DocumentSource,
-    corpus_counts,
-    evaluation_batches,
-    open_corpus,
-)
-from interdomain_jax.data.tokenizers import Tokenizer
+from interdomain_jax.data.corpora import open_corpora
+from interdomain_jax.data.loader import corpus_counts, evaluation_batches
+from interdomain_jax.data.windows import TokenSequences
 from interdomain_jax.experiment import build_experiment, check_rows, require_positive
 from interdomain_jax.scoring import LanguageModel, make_score_function, score_batches
 
@@ -42,8 +38,8 @@ class Trained(NamedTuple):
     mesh: Mesh
     model: LanguageModel
     abstract_params: Any
-    tokenizer: Tokenizer
-    source: DocumentSource
+    eos_id: int
+    corpora: Sequence[TokenSequences]
     max_tokens: int | None
 
 
@@ -74,8 +70,8 @@ class Evaluation(NamedTuple):
         mixers: the repeating pattern of the model's layers.
         parameters: number of trained parameters.
         step: of the checkpoint.
-        corpus: its name.
-        split: of the corpus.
+        corpora: their names.
+        split: of the corpora.
         documents: in the split.
         split_tokens: in the split.
         split_bytes: in the split.
@@ -86,7 +82,7 @@ class Evaluation(NamedTuple):
     mixers: tuple[str, ...]
     parameters: int
     step: int
-    corpus: str
+    corpora: tuple[str, ...]
     split: str
     documents: int
     split_tokens: int
@@ -129,8 +125,8 @@ def prepare(
         mesh=mesh,
         model=model,
         abstract_params=sharding.placed(variables["params"], mesh),
-        tokenizer=tokenizer,
-        source=open_corpus(config.data.corpus, SPLIT, config.data.directory),
+        eos_id=tokenizer.eos_id,
+        corpora=open_corpora(config.data, SPLIT, tokenizer),
         max_tokens=max_tokens,
     )
 
@@ -139,17 +135,18 @@ def evaluate(trained: Trained) -> Evaluation:
     """Restores the parameters and scores the split at each of `CONTEXT_MULTIPLES`."""
     config = trained.config
     params = checkpoints.restore_params(trained.workdir, trained.step, trained.abstract_params)
-    counts = corpus_counts(trained.source, trained.tokenizer)
+    counts = corpus_counts(trained.corpora)
     results = context_results(
         trained.model,
         params,
-        trained.source,
-        trained.tokenizer,
+        trained.corpora,
         context_lengths=[config.data.sequence_length * n for n in CONTEXT_MULTIPLES],
         tokens_per_batch=config.data.batch_size // config.accumulation_steps * config.data.sequence_length,
         vocab_chunks=config.vocab_chunks,
         bytes_per_token=counts.bytes / counts.tokens,
         max_tokens=trained.max_tokens,
+        reset=config.data.reset,
+        eos_id=trained.eos_id,
         mesh=trained.mesh,
     )
     return Evaluation(
@@ -157,7 +154,7 @@ def evaluate(trained: Trained) -> Evaluation:
         mixers=config.model.mixers,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         step=trained.step,
-        corpus=config.data.corpus,
+        corpora=tuple(config.data.corpora),
         split=SPLIT,
         documents=counts.documents,
         split_tokens=counts.tokens,
@@ -169,14 +166,15 @@ def evaluate(trained: Trained) -> Evaluation:
 def context_results(
     model: LanguageModel,
     params: Any,
-    source: DocumentSource,
-    tokenizer: Tokenizer,
+    corpora: Sequence[TokenSequences],
     *,
     context_lengths: Sequence[int],
     tokens_per_batch: int,
     vocab_chunks: int,
     bytes_per_token: float,
     max_tokens: int | None,
+    reset: bool,
+    eos_id: int,
     mesh: Mesh,
 ) -> tuple[ContextResult, ...]:
     """Scores the same tokens in windows of each length; every token is a target exactly once.
@@ -184,14 +182,15 @@ def context_results(
     Args:
         model: maps tokens [B, T] to hidden states.
         params: its parameters, on `mesh`.
-        source: the documents.
-        tokenizer: turns their text into ids.
+        corpora: the documents of each corpus.
         context_lengths: the window lengths.
         tokens_per_batch: bound on the tokens of a batch, so that memory stays level; it holds at
             least one window for each device all the same.
         vocab_chunks: number of parts in which logits are computed, as in `next_token_score`.
         bytes_per_token: of the whole split, closing EOS tokens included.
-        max_tokens: tokens to score from the start of the split, None for all.
+        max_tokens: tokens to score from the start of each corpus, None for all.
+        reset: whether each document is a context of its own.
+        eos_id: the start symbol.
         mesh: from `sharding.make_mesh`; its `seq` axis must divide every context length.
     """
     score = make_score_function(model, mesh, vocab_chunks=vocab_chunks)
@@ -200,10 +199,11 @@ def context_results(
         parts = sharding.row_parts(mesh)
         batch_size = parts * max(1, tokens_per_batch // (context_length * parts))
         batches = evaluation_batches(
-            source,
-            tokenizer,
+            corpora,
             sequence_length=context_length,
             batch_size=batch_size,
+            reset=reset,
+            eos_id=eos_id,
             max_tokens=max_tokens,
             rows=sharding.process_rows(mesh, batch_size),
         )

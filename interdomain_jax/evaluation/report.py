@@ -26,7 +26,7 @@ def as_table(evaluation: Evaluation) -> Table:
     table = Table(
         title=f"{_title(evaluation)}, step {evaluation.step:,}",
         caption=(
-            f"{evaluation.corpus}, {evaluation.split} split: {evaluation.results[0].tokens:,} of "
+            f"{' and '.join(evaluation.corpora)}, {evaluation.split} split: {evaluation.results[0].tokens:,} of "
             f"{evaluation.split_tokens:,} tokens scored; {evaluation.split_bytes:,} bytes in "
             f"{evaluation.documents:,} documents"
         ),

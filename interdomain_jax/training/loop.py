@@ -6,10 +6,9 @@ import functools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import grain
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
@@ -20,14 +19,10 @@ from ml_collections import ConfigDict
 from interdomain_jax import checkpoints as storage
 from interdomain_jax import sharding
 from interdomain_jax import workdir as workdirs
-from interdomain_jax.data.loader import (
-    Batch,
-    DocumentSource,
-    evaluation_batches,
-    open_corpus,
-    train_iterator,
-)
+from interdomain_jax.data.corpora import open_corpora
+from interdomain_jax.data.loader import Batch, TrainBatches, evaluation_batches
 from interdomain_jax.data.tokenizers import Tokenizer
+from interdomain_jax.data.windows import TokenSequences
 from interdomain_jax.errors import RunError, TrainingError
 from interdomain_jax.experiment import build_experiment, check_batch, check_fields
 from interdomain_jax.model_flops import train_step_flops
@@ -57,14 +52,14 @@ class Run(NamedTuple):
     tokenizer: Tokenizer
     optimizer: Optimizer
     abstract_state: TrainState
-    train_source: DocumentSource
-    validation_source: DocumentSource
+    train_corpora: Sequence[TokenSequences]
+    validation_corpora: Sequence[TokenSequences]
 
 
 def prepare(config: ConfigDict, workdir: epath.PathLike) -> Run:
     """Checks everything the user gave and builds what the run needs.
 
-    The corpus comes last, since its first use prepares it on disk.
+    The corpora come last, since the first use of the embedded one prepares it on disk.
 
     Raises:
         ValueError: a field is out of range, or `workdir` holds a run with another config.
@@ -89,8 +84,8 @@ def prepare(config: ConfigDict, workdir: epath.PathLike) -> Run:
         tokenizer=tokenizer,
         optimizer=optimizer,
         abstract_state=abstract,
-        train_source=open_corpus(data.corpus, "train", data.directory),
-        validation_source=open_corpus(data.corpus, "validation", data.directory),
+        train_corpora=open_corpora(data, "train", tokenizer),
+        validation_corpora=open_corpora(data, "validation", tokenizer),
     )
 
 
@@ -200,8 +195,13 @@ def _train_from(
     is_first_process, is_alone = jax.process_index() == 0, jax.process_count() == 1
     with contextlib.ExitStack() as stack:
         batches = train_batches(run)
-        # Closing waits for a document that is being read; a process that was asked to end does not.
-        stack.callback(lambda: notice.is_given or batches.close())
+
+        def stop_reading() -> None:
+            # Which waits for a document that is being read; a process that was asked to end does not.
+            if not notice.is_given:
+                batches.close()
+
+        stack.callback(stop_reading)
         if start.position is not None:
             batches.set_state(start.position)
         progress = stack.enter_context(
@@ -373,7 +373,7 @@ def _compile(run: Run) -> _Programs:
     step = lower_train_step(config, run.model, run.optimizer, mesh).compile()
     score = make_score_function(run.model, mesh, vocab_chunks=config.vocab_chunks)
     rows = config.data.batch_size // config.accumulation_steps
-    batch = sharding.abstract_batch(mesh, rows, config.data.sequence_length)
+    batch = sharding.abstract_batch(mesh, rows, config.data.sequence_length, reset=config.data.reset)
     compiled_score = score.lower(run.abstract_state.params, batch).compile()
     return _Programs(step, compiled_score, Agreement(mesh), time.perf_counter() - before)
 
@@ -382,16 +382,18 @@ def _rows(run: Run) -> list[int]:
     return sharding.process_rows(run.mesh, run.config.data.batch_size)
 
 
-def train_batches(run: Run) -> grain.DatasetIterator[Batch]:
+def train_batches(run: Run) -> TrainBatches:
     """This process's rows of the batches of a run, from the first one on; to be closed."""
     data = run.config.data
-    return train_iterator(
-        run.train_source,
-        run.tokenizer,
+    return TrainBatches(
+        run.train_corpora,
+        weights=data.weights or None,
         sequence_length=data.sequence_length,
         batch_size=data.batch_size,
+        packing=data.packing,
+        reset=data.reset,
+        eos_id=run.tokenizer.eos_id,
         seed=run.config.seed,
-        shuffle_buffer=data.shuffle_buffer,
         rows=_rows(run),
     )
 
@@ -410,10 +412,11 @@ def _validation_loss(run: Run, score: ScoreFunction, params: Any, keep_going: Ca
 
     def batches() -> Iterator[Batch]:
         for batch in evaluation_batches(
-            run.validation_source,
-            run.tokenizer,
+            run.validation_corpora,
             sequence_length=data.sequence_length,
             batch_size=batch_size,
+            reset=data.reset,
+            eos_id=run.tokenizer.eos_id,
             max_tokens=run.config.eval_tokens,
             rows=sharding.process_rows(run.mesh, batch_size),
         ):

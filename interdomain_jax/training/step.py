@@ -185,7 +185,8 @@ def lower_train_step(config: ConfigDict, model: Decoder, optimizer: Optimizer, m
         ValueError: mesh axes that do not divide an axis of a parameter.
     """
     state = abstract_state(model, optimizer, mesh)
-    batch = sharding.abstract_batch(mesh, config.data.batch_size, config.data.sequence_length)
+    data = config.data
+    batch = sharding.abstract_batch(mesh, data.batch_size, data.sequence_length, reset=data.reset)
     step = make_train_step(
         model,
         optimizer,

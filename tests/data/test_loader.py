@@ -1,49 +1,49 @@
-"""Batches: no token lost or repeated, the same after a restart, shared out over processes."""
+"""Batches: no token lost or repeated, the same after a restart, shared out over processes, mixed by weight."""
 
 import itertools
 import json
 import math
+import subprocess
+import sys
 import threading
 
 import chex
-import grain
 import hypothesis
 import numpy as np
-import orbax.checkpoint as ocp
 import psutil
 import pytest
 from hypothesis import strategies as st
 
-from interdomain_jax.data.loader import (
-    corpus_counts,
-    evaluation_batches,
-    open_corpus,
-    train_iterator,
-)
+from interdomain_jax.data.loader import TrainBatches, corpus_counts, evaluation_batches
 from interdomain_jax.data.tokenizers import load_tokenizer
+from interdomain_jax.errors import MismatchError
+from tests.token_lists import TokenLists, tokenised
 
-BYTES = load_tokenizer("bytes")
-EOS = BYTES.eos_id
+EOS = 256
 TEXTS = st.lists(st.text(max_size=15), min_size=1, max_size=10)
 SIZES = {"sequence_length": st.integers(1, 25), "batch_size": st.integers(1, 4)}
-# One document far longer than a window, one of a single window, one that is empty.
-LONG_AND_SHORT = [{"text": "abcdefgh" * 20}, {"text": "x" * 7}, {"text": ""}, {"text": "short"}]
+CUTS = st.lists(st.integers(1, 3), max_size=3)
+PACKINGS = st.sampled_from(["concatenate", "best_fit"])
+# One document far longer than a row, one of a single row, one that is empty.
+LONG_AND_SHORT = tokenised(["abcdefgh" * 20, "x" * 7, "", "short"])
 
 
-def source_of(texts):
-    return [{"text": text} for text in texts]
+@pytest.fixture
+def open_batches():
+    opened = []
+
+    def make(*corpora, **options):
+        opened.append(TrainBatches(corpora, **{"eos_id": EOS, "seed": 0, **options}))
+        return opened[-1]
+
+    yield make
+    for batches in opened:
+        batches.close()
 
 
 def stream_of(texts):
-    """The token stream of these documents: their bytes, each closed by 256."""
+    """The tokens of these documents: their bytes, each closed by 256."""
     return [token for text in texts for token in [*text.encode(), 256]]
-
-
-def documents_in(stream):
-    """The documents that the stream closes, decoded."""
-    ends = np.flatnonzero(np.equal(stream, 256))
-    starts = [0, *(ends + 1)]
-    return [bytes(stream[start:end]).decode() for start, end in zip(starts, ends, strict=False)]
 
 
 def row_major(batches, key):
@@ -64,19 +64,16 @@ def joined(batches_of):
     ]
 
 
-CUTS = st.lists(st.integers(1, 3), max_size=3)
-
-
 @hypothesis.settings(deadline=None)
 @hypothesis.given(texts=TEXTS, cuts=CUTS, max_tokens=st.none() | st.integers(1, 60), **SIZES)
 def test_evaluation_scores_every_token_once(texts, sequence_length, batch_size, cuts, max_tokens):
     batches_of = [
         list(
             evaluation_batches(
-                source_of(texts),
-                BYTES,
+                [tokenised(texts)],
                 sequence_length=sequence_length,
                 batch_size=batch_size,
+                eos_id=EOS,
                 max_tokens=max_tokens,
                 rows=rows,
             )
@@ -100,163 +97,157 @@ def test_evaluation_scores_every_token_once(texts, sequence_length, batch_size, 
     assert row_major(whole, "targets").max() <= 256
 
 
+def test_evaluation_goes_through_one_corpus_after_the_other():
+    """Each begins a row of its own; documents may be contexts of their own."""
+    corpora = [tokenised(["ab", "c"]), tokenised(["de"])]
+    batch, *more = evaluation_batches(corpora, sequence_length=4, batch_size=3, reset=True, eos_id=EOS)
+    assert not more
+    assert {name: rows.tolist() for name, rows in batch.items()} == {
+        "inputs": [[EOS, 97, 98, EOS], [99, EOS, EOS, EOS], [EOS, 100, 101, EOS]],
+        "targets": [[97, 98, EOS, 99], [EOS, EOS, EOS, EOS], [100, 101, EOS, EOS]],
+        "loss_mask": [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]],
+        "segment_ids": [[1, 1, 1, 2], [1, 0, 0, 0], [1, 1, 1, 0]],
+        "positions": [[0, 1, 2, 0], [0, 0, 0, 0], [0, 1, 2, 0]],
+    }
+
+
 @hypothesis.settings(max_examples=40, deadline=None)
-@hypothesis.given(texts=TEXTS, seed=st.integers(0, 9), **SIZES)
-def test_training_follows_whole_documents_epoch_by_epoch(texts, sequence_length, batch_size, seed):
-    epochs = 3
-    iterator = train_iterator(
-        source_of(texts), BYTES, sequence_length=sequence_length, batch_size=batch_size, seed=seed
-    )
-    targets, inputs = [], []
-    while targets.count(EOS) < epochs * len(texts):
-        batch = next(iterator)
-        assert np.all(batch["loss_mask"] == 1)
-        targets += batch["targets"].ravel().tolist()
-        inputs += batch["inputs"].ravel().tolist()
-    iterator.close()
-    assert inputs == [EOS, *targets[:-1]]
-    order = documents_in(targets)
-    for epoch in range(epochs):
-        visited = order[epoch * len(texts) : (epoch + 1) * len(texts)]
-        assert sorted(visited) == sorted(texts)
+@hypothesis.given(texts=TEXTS, seed=st.integers(0, 9), packing=PACKINGS, **SIZES)
+def test_an_epoch_has_every_token_once(texts, sequence_length, batch_size, seed, packing):
+    """As pairs of a token and the one before it in its document, the closing EOS of each counted."""
+    options = dict(sequence_length=sequence_length, batch_size=batch_size, packing=packing, eos_id=EOS, seed=seed)
+    batches = TrainBatches([tokenised(texts)], **options)
+    expected = sorted(pair for text in texts for pair in itertools.pairwise([EOS, *text.encode(), EOS]))
+    found, rows = [], 0
+    while len(found) < 2 * len(expected):
+        for inputs, targets, mask in zip(*map(next(batches).get, ("inputs", "targets", "loss_mask")), strict=True):
+            found += [pair for pair, scored in zip(zip(inputs, targets, strict=True), mask, strict=True) if scored]
+            rows += 1
+    batches.close()
+    assert sorted(found[: len(expected)]) == expected
+    assert sorted(found[len(expected) : 2 * len(expected)]) == expected
 
 
-@hypothesis.settings(max_examples=8, deadline=None)
-@hypothesis.given(
-    texts=TEXTS, cuts=CUTS, shuffle_buffer=st.integers(1, 5), seed=st.integers(0, 9), done=st.integers(0, 4), **SIZES
-)
-def test_batches_do_not_depend_on_the_processes(texts, cuts, shuffle_buffer, seed, done, sequence_length, batch_size):
-    """Any split of the rows gives the batches of one process, also when each goes on from a saved state.
-
-    The state is the same for all, so a run may go on with another number of processes.
-    """
-
-    def make(rows):
-        return train_iterator(
-            source_of(texts),
-            BYTES,
-            sequence_length=sequence_length,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle_buffer=shuffle_buffer,
-            rows=rows,
-        )
-
-    def take(iterator, count):
-        batches = [next(iterator) for _ in range(count)]
-        state = json.dumps(iterator.get_state())
-        iterator.close()
-        return batches, state
-
-    batches_of, states = zip(*(take(make(rows), done) for rows in shares(batch_size, cuts)), strict=True)
-    assert len(set(states)) == 1
-    for rows, batches in zip(shares(batch_size, cuts), batches_of, strict=True):
-        resumed = make(rows)
-        resumed.set_state(json.loads(states[0]))
-        batches += take(resumed, 3)[0]
-    chex.assert_trees_all_equal(joined(batches_of), take(make(None), done + 3)[0])
+@pytest.mark.parametrize("reset", [False, True])
+def test_documents_are_contexts_of_their_own_if_so_wished(open_batches, reset):
+    batch = next(open_batches(tokenised(["ab", "cd"]), sequence_length=6, batch_size=1, reset=reset))
+    assert set(batch) == {"inputs", "targets", "loss_mask", *(["segment_ids", "positions"] * reset)}
+    if reset:
+        assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2]]
+        assert batch["positions"].tolist() == [[0, 1, 2, 0, 1, 2]]
 
 
-def order_of(seed, documents=40):
-    """Order in which documents named by one byte each are visited."""
-    source = source_of(chr(i) for i in range(documents))
-    iterator = train_iterator(source, BYTES, sequence_length=2, batch_size=documents, seed=seed)
-    with_next_epoch = [next(iterator)["targets"][:, 0].tolist() for _ in range(2)]
-    iterator.close()
-    return with_next_epoch
+T = 4
 
 
-def test_order_depends_on_seed_and_epoch_alone():
-    first, second = order_of(seed=1)
-    assert (first, second) == tuple(order_of(seed=1))
-    assert first != second
-    assert order_of(seed=5)[0] not in (first, second, sorted(first))
-    assert first != sorted(first)
+def corpus(first, count):
+    """So many rows; the targets of row n are all `first + n`."""
+    return TokenLists(np.full(T, first + n) for n in range(count))
 
 
-def windows_of(count, shuffle_buffer, seed=7):
-    iterator = train_iterator(
-        LONG_AND_SHORT, BYTES, sequence_length=6, batch_size=1, seed=seed, shuffle_buffer=shuffle_buffer
-    )
-    windows = [tuple(next(iterator)["targets"][0].tolist()) for _ in range(count)]
-    iterator.close()
-    return windows
+def numbers(batches, count):
+    return np.array([batch["targets"][:, 0] for batch in itertools.islice(batches, count)])
 
 
-@pytest.mark.parametrize("shuffle_buffer", [1, 8, 20])
-def test_windows_are_shuffled_within_their_buffers(shuffle_buffer):
-    in_order, shuffled = windows_of(40, 1), windows_of(40, shuffle_buffer)
-    for start in range(0, 40, shuffle_buffer):
-        buffer = slice(start, start + shuffle_buffer)
-        assert sorted(shuffled[buffer]) == sorted(in_order[buffer])
-    assert (shuffled == in_order) == (shuffle_buffer == 1)
-    assert shuffle_buffer == 1 or shuffled != windows_of(40, shuffle_buffer, seed=8)
+def test_each_epoch_has_every_row_once_in_a_fresh_order(open_batches):
+    order = numbers(open_batches(corpus(1, 12), sequence_length=T, batch_size=4, seed=0), 9).ravel()
+    epochs = order.reshape(3, 12)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(1, 13))
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    other = numbers(open_batches(corpus(1, 12), sequence_length=T, batch_size=4, seed=1), 9).ravel()
+    assert list(other) != list(order)
 
 
-@pytest.fixture(scope="module")
-def training_run():
-    """Sixty batches, about six epochs, and the state before each as a checkpoint stores it."""
-    iterator = make_iterator()
-    batches, states = [], []
-    for _ in range(60):
-        states.append(json.dumps(iterator.get_state()))
-        batches.append(next(iterator))
-    iterator.close()
-    return batches, states
+def test_batches_do_not_depend_on_the_number_of_processes(open_batches):
+    whole = numbers(open_batches(corpus(1, 7), sequence_length=T, batch_size=4, seed=3), 10)
+    for parts in ([[0, 1], [2, 3]], [[0], [1], [2], [3]], [[0, 3], [1, 2]]):
+        for rows in parts:
+            own = numbers(open_batches(corpus(1, 7), sequence_length=T, batch_size=4, seed=3, rows=rows), 10)
+            np.testing.assert_array_equal(own, whole[:, rows])
 
 
-def make_iterator():
-    return train_iterator(LONG_AND_SHORT, BYTES, sequence_length=6, batch_size=3, seed=7, shuffle_buffer=5)
+def test_another_number_of_processes_goes_on(open_batches):
+    whole = numbers(open_batches(corpus(1, 7), sequence_length=T, batch_size=4, seed=3), 10)
+    before = open_batches(corpus(1, 7), sequence_length=T, batch_size=4, seed=3, rows=[0, 1])
+    numbers(before, 6)
+    assert before.get_state()["batches"] == 6
+    for rows in ([0], [1, 2, 3], None):
+        after = open_batches(corpus(1, 7), sequence_length=T, batch_size=4, seed=3, rows=rows)
+        after.set_state(before.get_state())
+        np.testing.assert_array_equal(numbers(after, 4), whole[6:][:, rows or slice(None)])
+        assert after.get_state()["batches"] == 10
 
 
-def assert_continues(iterator, batches):
-    for expected in batches:
-        chex.assert_trees_all_equal(next(iterator), expected)
+def test_corpora_are_mixed_by_weight(open_batches):
+    batches = open_batches(corpus(1, 5), corpus(101, 50), sequence_length=T, weights=[3, 1], batch_size=8, seed=0)
+    order = numbers(batches, 25).ravel()
+    assert (order <= 100).sum() == 150
+    # Evenly: in every stretch of eight rows six are of the first.
+    assert set((order.reshape(-1, 8) <= 100).sum(axis=1)) == {6}
+    assert sorted(order[order > 100]) == list(range(101, 151))
 
 
-def test_a_fresh_iterator_continues_bitwise(training_run):
-    """grain#1179: also from within a shuffled buffer."""
-    batches, states = training_run
-    buffers = [json.loads(state) for state in states]
-    offsets = [buffer["parent_window_start_state"]["offset"] for buffer in buffers]
-    assert max(offsets) > 100, "no buffer starts in the middle of the long document"
-    assert {buffer["pos_in_window"] for buffer in buffers} == set(range(6)), "a place in a buffer was missed"
-    for done in range(50):
-        iterator = make_iterator()
-        iterator.set_state(json.loads(states[done]))
-        assert_continues(iterator, batches[done : done + 10])
-        iterator.close()
+def test_no_thread_outlives_it():
+    before = set(threading.enumerate())
+    for _ in range(5):
+        batches = TrainBatches([corpus(1, 7)], sequence_length=T, batch_size=2, eos_id=0, seed=0)
+        next(batches)
+        batches.set_state(batches.get_state() | {"batches": 3})
+        next(batches)
+        batches.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), thread
 
 
-def test_an_iterator_that_has_read_ahead_can_be_rewound(training_run):
-    batches, states = training_run
-    iterator = make_iterator()
-    assert_continues(iterator, batches[:30])
-    iterator.set_state(json.loads(states[4]))
-    assert_continues(iterator, batches[4:40])
-    iterator.close()
+# Restored in a process that has read nothing: prints the digest of the next batches.
+RESTORED = """
+import json, sys
+from tests.data.test_loader import LONG_AND_SHORT, TrainBatches, fingerprints, EOS
+batches = TrainBatches([LONG_AND_SHORT], sequence_length=6, batch_size=3, eos_id=EOS, seed=7)
+batches.set_state(json.loads(sys.argv[1]))
+print(json.dumps(fingerprints(batches, 8)))
+batches.close()
+"""
 
 
-def test_state_goes_through_an_orbax_checkpoint(tmp_path, training_run):
-    batches, _ = training_run
-    iterator = make_iterator()
-    assert_continues(iterator, batches[:17])
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(17, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)))
-    iterator.close()
-    fresh = make_iterator()
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.restore(17, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(fresh)))
-    assert_continues(fresh, batches[17:40])
-    fresh.close()
+def fingerprints(batches, count):
+    return [[batch["inputs"].tolist(), batch["targets"].tolist()] for batch in itertools.islice(batches, count)]
+
+
+def test_a_new_process_goes_on_in_the_middle_of_an_epoch(open_batches):
+    """grain#1179: a shuffle restored in a fresh iterator began anew."""
+    options = dict(sequence_length=6, batch_size=3, seed=7)
+    whole = fingerprints(open_batches(LONG_AND_SHORT, **options), 30)
+    before = open_batches(LONG_AND_SHORT, **options)
+    # An epoch has 30 rows.
+    assert -(-LONG_AND_SHORT.lengths.sum() // 6) == 30
+    for done in (4, 13):
+        fingerprints(before, done - before.get_state()["batches"])
+        state = json.dumps(before.get_state())
+        again = subprocess.run([sys.executable, "-c", RESTORED, state], capture_output=True, text=True, check=True)
+        assert json.loads(again.stdout) == whole[done : done + 8]
+
+
+def test_a_position_in_other_corpora_is_refused(open_batches):
+    options = dict(sequence_length=6, batch_size=3)
+    state = json.loads(json.dumps(open_batches(LONG_AND_SHORT, **options).get_state()))
+    other = open_batches(tokenised(["other"]), **options)
+    with pytest.raises(
+        MismatchError, match=r"the run was trained on corpora with the digests .*, and those of data.cor"
+    ):
+        other.set_state(state)
+    next(other)
 
 
 def test_fifty_evaluations_leave_threads_and_memory_steady():
     """grain#1021. Each is left half-way; kept, its 200,000 tokens would be 800 kB."""
     process = psutil.Process()
+    long = tokenised(["x" * 200_000])
 
     def evaluate():
-        batches = evaluation_batches([{"text": "x" * 200_000}], BYTES, sequence_length=100, batch_size=2)
+        batches = evaluation_batches([long], sequence_length=100, batch_size=2, eos_id=EOS)
         assert len(list(itertools.islice(batches, 3))) == 3
 
     for _ in range(5):
@@ -269,21 +260,20 @@ def test_fifty_evaluations_leave_threads_and_memory_steady():
 
 
 def test_counts_by_hand():
-    counts = corpus_counts(source_of(["ab", "", "é"]), BYTES)
+    counts = corpus_counts([tokenised(["ab", ""]), tokenised(["é"])])
     assert counts == (3, 2 + 0 + 2 + 3, 4)
     assert counts._fields == ("documents", "tokens", "bytes")
 
 
 def test_counts_agree_with_one_pass_of_another_tokenizer():
-    source = source_of(["def f():\n    return 1\n", "words and words"])
-    tokenizer = load_tokenizer("mistral")
-    counts = corpus_counts(source, tokenizer)
-    passed = evaluation_batches(source, tokenizer, sequence_length=5, batch_size=2)
+    corpora = [tokenised(["def f():\n    return 1\n", "words and words"], load_tokenizer("mistral"))]
+    counts = corpus_counts(corpora)
+    passed = evaluation_batches(corpora, sequence_length=5, batch_size=2, eos_id=2)
     assert counts.tokens == sum(batch["loss_mask"].sum() for batch in passed)
     assert counts.bytes == 22 + 15
 
 
-ARGUMENTS = {"sequence_length": 4, "batch_size": 2}
+ARGUMENTS = {"sequence_length": 4, "batch_size": 2, "eos_id": EOS}
 
 
 @pytest.mark.parametrize(
@@ -302,37 +292,33 @@ ARGUMENTS = {"sequence_length": 4, "batch_size": 2}
 def test_arguments_out_of_range(changed, message):
     arguments = ARGUMENTS | changed
     with pytest.raises(ValueError, match=message):
-        train_iterator(LONG_AND_SHORT, BYTES, seed=0, **arguments)
+        TrainBatches([LONG_AND_SHORT], seed=0, **arguments)
     with pytest.raises(ValueError, match=message):
-        evaluation_batches(LONG_AND_SHORT, BYTES, **arguments)
+        evaluation_batches([LONG_AND_SHORT], **arguments)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_seed_out_of_range(seed):
-    with pytest.raises(ValueError, match="seed must lie between"):
-        train_iterator(LONG_AND_SHORT, BYTES, seed=seed, **ARGUMENTS)
-
-
-def test_shuffle_buffer_out_of_range():
-    with pytest.raises(ValueError, match="shuffle_buffer must be at least 1, got 0"):
-        train_iterator(source_of(["a"]), BYTES, seed=0, shuffle_buffer=0, **ARGUMENTS)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": -1}, "seed must lie between"),
+        ({"seed": 2**32}, "seed must lie between"),
+        ({"packing": "loose"}, "packing is 'loose'; it must be one of"),
+        ({"weights": [0.0]}, r"above 0, one for each of the 1 corpora; got \[0.0\]"),
+        ({"weights": [1.0, 1.0]}, "one for each of the 1"),
+    ],
+)
+def test_training_arguments_out_of_range(changed, message):
+    with pytest.raises(ValueError, match=message):
+        TrainBatches([LONG_AND_SHORT], **({"seed": 0} | ARGUMENTS | changed))
 
 
 def test_max_tokens_out_of_range():
     with pytest.raises(ValueError, match="max_tokens must be at least 1, or None for all, got 0"):
-        evaluation_batches(LONG_AND_SHORT, BYTES, max_tokens=0, **ARGUMENTS)
+        evaluation_batches([LONG_AND_SHORT], max_tokens=0, **ARGUMENTS)
 
 
-def test_an_empty_corpus():
-    for call in (
-        lambda: train_iterator([], BYTES, seed=0, **ARGUMENTS),
-        lambda: evaluation_batches([], BYTES, **ARGUMENTS),
-        lambda: corpus_counts([], BYTES),
-    ):
-        with pytest.raises(ValueError, match="source holds no documents"):
+@pytest.mark.parametrize("corpora", [[], [tokenised([])], [LONG_AND_SHORT, tokenised([])]])
+def test_an_empty_corpus(corpora):
+    for call in (lambda: TrainBatches(corpora, seed=0, **ARGUMENTS), lambda: evaluation_batches(corpora, **ARGUMENTS)):
+        with pytest.raises(ValueError, match="corpora must each have at least one document"):
             call()
-
-
-def test_unknown_corpus(tmp_path):
-    with pytest.raises(ValueError, match=r"corpus 'wikipedia' is unknown.*'stdlib_text'"):
-        open_corpus("wikipedia", "train", str(tmp_path))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from interdomain_jax.data import stdlib_text
-from interdomain_jax.data.loader import open_corpus
+from interdomain_jax.data.documents import documents_of
+from interdomain_jax.data.sources import make_source
+from interdomain_jax.data.stdlib_text import StdlibText, config_for
 
 PREPARE_OFFLINE = """
 import socket, sys
@@ -21,13 +22,10 @@ socket.socket.connect = refuse
 socket.socket.connect_ex = refuse
 socket.getaddrinfo = refuse
 
-from interdomain_jax.data import loader, tokenizers
+from interdomain_jax.data.sources import make_source
 
-source = loader.open_corpus("stdlib_text", "train", sys.argv[1])
-batches = loader.train_iterator(
-    source, tokenizers.load_tokenizer("bytes"), sequence_length=64, batch_size=2, seed=0
-)
-next(batches)
+source = make_source("stdlib_text", data_dir=sys.argv[1])
+source.write_texts()
 assert "tensorflow" not in sys.modules
 """
 
@@ -65,92 +63,111 @@ def files() -> dict[str, bytes]:
     return kept | left_out
 
 
+def source_of(root: Path, data_dir: Path | str = "unused") -> StdlibText:
+    return StdlibText(config=config_for(str(root)), data_dir=str(data_dir))
+
+
 def kept_paths(files: dict[str, bytes]) -> list[str]:
     modules = sorted(path for path in files if path.startswith("package/module_"))
     return [*modules, "readme.txt", "notes.md", "a.rst"]
 
 
-def test_a_tree_of_files_comes_back_exactly(tmp_path, files):
-    config = stdlib_text.config_for(tree_of(tmp_path / "library", files))
-    builder = stdlib_text.prepare(str(tmp_path / "corpora"), config)
+@pytest.mark.parametrize("part_bytes", [1, 100, 1 << 20])
+def test_every_file_is_in_one_part_and_one_split(tmp_path, files, part_bytes):
+    source = source_of(tree_of(tmp_path, files))
+    parts = source.parts(part_bytes)
+    paths = [path for part in parts for path in part.files]
+    assert paths == sorted([*kept_paths(files), "latin.py", "package/__init__.py"])
+    assert len(parts) == {1: len(paths) - 1, 1 << 20: 1}.get(part_bytes, len(parts)) > 0
     found = {}
     for split in ("train", "validation"):
-        documents = stdlib_text.open_split(builder, split)
-        paths = []
-        for index in range(len(documents)):
-            document = documents[index]
-            assert set(document) == {"text", "path"}
-            assert document["text"].encode() == files[document["path"]]
-            assert expected_split(document["path"]) == split
-            paths.append(document["path"])
+        texts = [text for part in parts for text in source.texts(part, split)]
+        assert {expected_split(text.key) for text in texts} == {split}
+        assert [text.key for text in texts] == sorted(text.key for text in texts)
+        found |= {text.key: text.content for text in texts}
+    assert found == {path: files[path] for path in paths}
+
+
+def test_the_dataset_has_the_documents_of_each_file(tmp_path, files):
+    source = source_of(tree_of(tmp_path / "library", files), tmp_path / "corpora")
+    source.write_texts()
+    found = {}
+    for split in ("train", "validation"):
+        records = list(source.as_data_source(split))
+        paths = [record["path"].decode() for record in records]
         assert paths == sorted(paths)
-        found[split] = paths
-    assert sorted(found["train"] + found["validation"]) == sorted(kept_paths(files))
+        assert {expected_split(path) for path in paths} == {split}
+        found |= {path: record["text"].decode() for path, record in zip(paths, records, strict=True)}
+    assert found == {path: documents_of(files[path]).texts[0] for path in kept_paths(files)}
 
 
 def test_skipped_files_are_counted_in_the_log(tmp_path, files, caplog):
     caplog.set_level("INFO", logger="absl")
-    config = stdlib_text.config_for(tree_of(tmp_path / "library", files))
-    stdlib_text.prepare(str(tmp_path / "corpora"), config)
+    source_of(tree_of(tmp_path / "library", files), tmp_path / "corpora").write_texts()
     lines = [record.getMessage() for record in caplog.records]
-    train = next(line for line in lines if line.startswith("Prepared stdlib_text train:"))
-    paths = [path for path in kept_paths(files) if expected_split(path) == "train"]
-    size = sum(len(files[path]) for path in paths)
-    assert f"train: {len(paths)} documents, {size} bytes;" in train
-    assert "1 files that are not UTF-8 and 1 that are empty" in train
+    (train,) = [line for line in lines if line.startswith("Wrote stdlib_text train:")]
+    texts = [documents_of(files[path]).texts[0] for path in kept_paths(files) if expected_split(path) == "train"]
+    size = sum(len(text.encode()) for text in texts)
+    assert f"train: {len(texts)} documents, {size} bytes; skipped 2 texts, 1 empty, 1 invalid utf-8." in train
 
 
-def test_another_process_prepares_the_same_corpus_first(tmp_path, files, monkeypatch):
-    config = stdlib_text.config_for(tree_of(tmp_path / "library", files))
-    data_dir = tmp_path / "corpora"
-    list_files = stdlib_text.text_files
+def test_another_process_writes_the_same_dataset_first(tmp_path, files, monkeypatch):
+    root, data_dir = tree_of(tmp_path / "library", files), tmp_path / "corpora"
+    parts = StdlibText.parts
     others = []
 
-    def prepared_by_another_meanwhile(root):
-        monkeypatch.setattr(stdlib_text, "text_files", list_files)
-        others.append(stdlib_text.prepare(str(data_dir), config))
-        return list_files(root)
+    def written_by_another_meanwhile(self, part_bytes):
+        monkeypatch.setattr(StdlibText, "parts", parts)
+        others.append(source_of(root, data_dir))
+        others[0].write_texts()
+        return parts(self, part_bytes)
 
-    monkeypatch.setattr(stdlib_text, "text_files", prepared_by_another_meanwhile)
-    builder = stdlib_text.prepare(str(data_dir), config)
+    monkeypatch.setattr(StdlibText, "parts", written_by_another_meanwhile)
+    source = source_of(root, data_dir)
+    source.write_texts()
 
     (other,) = others
-    assert builder is not other
-    assert builder.data_path == other.data_path
-    assert len(stdlib_text.open_split(builder, "train")) > 100
+    assert source.data_path == other.data_path
+    assert list(source.as_data_source("train")) == list(other.as_data_source("train"))
     assert list(data_dir.glob("**/incomplete*")) == []
+    again = source_of(root, data_dir)
+    monkeypatch.setattr(StdlibText, "parts", None)
+    again.write_texts()
+    assert len(again.as_data_source("train")) > 100
 
 
-def test_a_failure_while_preparing_leaves_nothing_behind(tmp_path, files, monkeypatch):
-    config = stdlib_text.config_for(tree_of(tmp_path / "library", files))
+def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, files, monkeypatch):
+    source = source_of(tree_of(tmp_path / "library", files), tmp_path / "corpora")
 
-    def fail(self, split, paths):
+    def fail(self, part):
         raise OSError("disk on fire")
-        yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(stdlib_text.StdlibText, "_generate_examples", fail)
+        patch.setattr(StdlibText, "read", fail)
         with pytest.raises(OSError, match="disk on fire"):
-            stdlib_text.prepare(str(tmp_path / "corpora"), config)
-    builder = stdlib_text.prepare(str(tmp_path / "corpora"), config)
-    assert len(stdlib_text.open_split(builder, "train")) > 100
+            source.write_texts()
+    source.write_texts()
+    assert len(source.as_data_source("train")) > 100
 
 
 def test_the_name_tells_libraries_apart(tmp_path):
-    one = stdlib_text.config_for(tree_of(tmp_path / "one", {"a.py": b"1"}))
-    same = stdlib_text.config_for(tree_of(tmp_path / "same", {"a.py": b"2", "b.bin": b""}))
-    more = stdlib_text.config_for(tree_of(tmp_path / "more", {"a.py": b"1", "b.py": b"1"}))
-    longer = stdlib_text.config_for(tree_of(tmp_path / "longer", {"a.py": b"12"}))
+    one = config_for(tree_of(tmp_path / "one", {"a.py": b"1"}))
+    same = config_for(tree_of(tmp_path / "same", {"a.py": b"2", "b.bin": b""}))
+    more = config_for(tree_of(tmp_path / "more", {"a.py": b"1", "b.py": b"1"}))
+    longer = config_for(tree_of(tmp_path / "longer", {"a.py": b"12"}))
+    other_rule = config_for(str(tmp_path / "one"), validation_one_in=3)
     assert one.name == same.name
-    assert len({one.name, more.name, longer.name}) == 3
+    assert len({config.name for config in (one, more, longer, other_rule)}) == 4
     version = ".".join(str(number) for number in sys.version_info[:3])
     assert one.name.startswith(f"{sys.implementation.name}-{version}")
 
 
 def test_a_tree_without_a_validation_file(tmp_path):
-    config = stdlib_text.config_for(tree_of(tmp_path / "library", {"a.py": b"1", "b.py": b"2"}))
-    with pytest.raises(ValueError, match="has no file for the validation split: of its 2 text"):
-        stdlib_text.prepare(str(tmp_path / "corpora"), config)
+    source = source_of(tree_of(tmp_path / "library", {"a.py": b"1", "b.py": b"2"}), tmp_path / "corpora")
+    with pytest.raises(
+        ValueError, match=r"has no text for the validation split\. A text is .* of its path, .* of 50\."
+    ):
+        source.write_texts()
 
 
 def test_the_standard_library_offline_without_tensorflow_and_in_silence(tmp_path):
@@ -163,20 +180,12 @@ def test_the_standard_library_offline_without_tensorflow_and_in_silence(tmp_path
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
     root = Path(sysconfig.get_paths()["stdlib"])
+    source = make_source("stdlib_text", data_dir=str(tmp_path))
     for split in ("train", "validation"):
-        documents = open_corpus("stdlib_text", split, str(tmp_path))
-        paths = {documents[index]["path"] for index in range(len(documents))}
-        assert len(paths) == len(documents) > 10
-        assert {expected_split(path) for path in paths} == {split}
-        assert all(
-            documents[i]["text"].encode() == (root / documents[i]["path"]).read_bytes()
-            for i in range(0, len(documents), 20)
-        )
-        assert ("json/decoder.py" in paths) == (expected_split("json/decoder.py") == split)
-
-    with pytest.raises(ValueError, match=r"split 'test' does not exist.* train, validation"):
-        open_corpus("stdlib_text", "test", str(tmp_path))
-    tenth = open_corpus("stdlib_text", "train[:10%]", str(tmp_path))
-    whole = open_corpus("stdlib_text", "train", str(tmp_path))
-    assert len(tenth) == round(len(whole) / 10)
-    assert tenth[0] == whole[0]
+        records = source.as_data_source(split)
+        texts = {record["path"].decode(): record["text"].decode() for record in records}
+        assert len(texts) == len(records) > 10
+        assert {expected_split(path) for path in texts} == {split}
+        some = sorted(texts)[::20]
+        assert all((texts[path],) == documents_of((root / path).read_bytes()).texts for path in some)
+        assert ("json/decoder.py" in texts) == (expected_split("json/decoder.py") == split)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from interdomain_jax.data.rows import BestFitRows, ConcatenatedRows
 from interdomain_jax.data.windows import Windows
+from tests.token_lists import TokenLists
 
 EOS = 9
 # Any id may stand inside a document, EOS too.
@@ -16,8 +17,9 @@ DOCUMENTS = st.lists(
 
 
 def windows_of(documents, packer, sequence_length):
-    rows = packer(np.array([len(ids) for ids in documents], np.int64), sequence_length=sequence_length)
-    return Windows(documents, rows, sequence_length=sequence_length, eos_id=EOS), rows
+    corpus = TokenLists(documents)
+    rows = packer(corpus.lengths, sequence_length=sequence_length)
+    return Windows(corpus, rows, sequence_length=sequence_length, eos_id=EOS), rows
 
 
 @pytest.mark.parametrize("packer", [ConcatenatedRows, BestFitRows])

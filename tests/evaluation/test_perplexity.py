@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from interdomain_jax import scoring, sharding
-from interdomain_jax.data.tokenizers import load_tokenizer
 from interdomain_jax.evaluation import report
 from interdomain_jax.evaluation.perplexity import ContextResult, Evaluation, context_results
+from tests.token_lists import tokenised
 
 EOS = 256
 
@@ -30,18 +30,18 @@ def bigram_params(log_probabilities):
 
 
 def score_texts(log_probabilities, texts, *, context_lengths, max_tokens=None):
-    documents = [{"text": text} for text in texts]
     size = sum(len(text.encode()) for text in texts)
     return context_results(
         Bigram(),
         bigram_params(log_probabilities),
-        documents,
-        load_tokenizer("bytes"),
+        [tokenised(texts)],
         context_lengths=context_lengths,
         tokens_per_batch=16,
         vocab_chunks=3,
         bytes_per_token=size / (size + len(texts)),
         max_tokens=max_tokens,
+        reset=False,
+        eos_id=EOS,
         mesh=sharding.make_mesh(sharding.mesh_config(), jax.devices()[:1]),
     )
 
@@ -89,7 +89,7 @@ def test_the_report(tmp_path, capsys):
         mixers=("interdomain",),
         parameters=np.int64(10),
         step=400,
-        corpus="stdlib_text",
+        corpora=("stdlib_text",),
         split="validation",
         documents=3,
         split_tokens=100,

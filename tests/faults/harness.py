@@ -25,7 +25,8 @@ import train
 from interdomain_jax import cli
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
-from tests.training.conftest import DOCUMENTS, SMALL, without_speed
+from tests.token_lists import TokenLists
+from tests.training.conftest import CORPUS, SMALL, open_corpora, without_speed
 
 CONFIG = SMALL | {"accumulation_steps": 2, "checkpoint_minutes": 0.0}
 
@@ -58,7 +59,7 @@ class Start:
         more_flags: of the command line.
         signal_in: where to send one.
         cache: the directory of compiled programs; None to compile everything.
-        hang_at: the document whose reading never ends.
+        hangs: whether reading the first training data never ends.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class Start:
         more_flags: Sequence[str] = (),
         signal_in: Signal | None = None,
         cache: Path | None = None,
-        hang_at: int | None = None,
+        hangs: bool = False,
     ):
         config = [f"--config.{field}={value}" for field, value in (CONFIG | (fields or {})).items()]
         command = ["train.py", "--config=configs/tiny.py", *config, f"--workdir={workdir}", *more_flags]
         number = len(list(workdir.parent.glob(f"{workdir.name}.log*")))
         self.log = workdir.with_name(f"{workdir.name}.log{number}")
         self.log.touch()
-        self._process = _SERVER.Process(target=_main, args=(command, self.log, signal_in, cache, hang_at))
+        self._process = _SERVER.Process(target=_main, args=(command, self.log, signal_in, cache, hangs))
         self._process.start()
 
     def kill(self) -> None:
@@ -165,18 +166,15 @@ def joining(count: int, *, peer_timeout: int = 30) -> list[list[str]]:
     return [[*shared, f"--process_id={number}"] for number in range(count)]
 
 
-class _Documents(list):
-    """The tests' documents; reading one of them may never end."""
+class _Hanging(TokenLists):
+    """The tests' documents, whose reading never ends."""
 
-    hang_at: int | None = None
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == self.hang_at:
-            time.sleep(3600)
-        return super().__getitem__(index)
+    def read(self, document: int, start: int, stop: int) -> np.ndarray:
+        time.sleep(3600)
+        return super().read(document, start, stop)
 
 
-def _main(command: list[str], log: Path, signal_in: Signal | None, cache: Path | None, hang_at: int | None) -> None:
+def _main(command: list[str], log: Path, signal_in: Signal | None, cache: Path | None, hangs: bool) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -186,9 +184,9 @@ def _main(command: list[str], log: Path, signal_in: Signal | None, cache: Path |
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    documents = _Documents(DOCUMENTS)
-    loop.open_corpus = lambda name, split, directory: documents if split == "train" else DOCUMENTS
-    documents.hang_at = hang_at
+    loop.open_corpora = open_corpora
+    if hangs:
+        loop.open_corpora = lambda data, split, tokenizer: (_Hanging(CORPUS.documents),)
     if signal_in is not None:
         _send_signal_in(signal_in)
     sys.argv = command

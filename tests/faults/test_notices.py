@@ -42,7 +42,7 @@ def test_it_is_saved_and_goes_on(tmp_path, cache, whole, signal_in, saved):
 def test_while_it_waits_for_data(tmp_path, cache, whole):
     workdir = tmp_path / "run"
     # The figures are counted from right before the first batch is asked for, and that never comes.
-    start = Start(workdir, FIELDS, cache=cache, hang_at=3, signal_in=Signal("Report", 1, 1.0))
+    start = Start(workdir, FIELDS, cache=cache, hangs=True, signal_in=Signal("Report", 1, 1.0))
     assert start.wait() == 0, start.output()
     assert "asked to stop: saved at step 0" in start.output()
     finish(workdir, FIELDS, cache=cache)

@@ -10,12 +10,20 @@ from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from configs import tiny
+from interdomain_jax.data.tokenizers import Tokenizer
 from interdomain_jax.training import loop
+from tests.token_lists import TokenLists, tokenised
 
-DOCUMENTS = [
-    {"text": f"{name} = [{name}_{n} for {name}_{n} in range({n})]\n" * 6}
+CORPUS = tokenised(
+    f"{name} = [{name}_{n} for {name}_{n} in range({n})]\n" * 6
     for n, name in enumerate(("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta"))
-]
+)
+
+
+def open_corpora(data: ConfigDict, split: str, tokenizer: Tokenizer) -> tuple[TokenLists, ...]:
+    """Seven short documents in place of prepared corpora."""
+    return (CORPUS,)
+
 
 SMALL = {
     "model.d_model": 16,
@@ -56,8 +64,8 @@ def make_config() -> Callable[..., ConfigDict]:
 
 @pytest.fixture
 def small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trains and validates on seven short documents in place of a prepared corpus."""
-    monkeypatch.setattr(loop, "open_corpus", lambda name, split, directory: DOCUMENTS)
+    """Trains and validates on seven short documents in place of prepared corpora."""
+    monkeypatch.setattr(loop, "open_corpora", open_corpora)
 
 
 @pytest.fixture(scope="module")

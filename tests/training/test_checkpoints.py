@@ -22,7 +22,7 @@ from interdomain_jax.training import checkpoints as checkpointing
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
 from interdomain_jax.version import code_version
-from tests.training.conftest import DOCUMENTS, SMALL, without_speed
+from tests.training.conftest import SMALL, open_corpora, without_speed
 
 # Of a read that failed orbax leaves coroutines behind.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -35,7 +35,7 @@ LAST, BEFORE = 8, 6
 def prepared(make_config, compiled_once):
     """Prepares runs of one config on the small corpus; keyword arguments as for `make_config`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "open_corpus", lambda name, split, directory: DOCUMENTS)
+        patch.setattr(loop, "open_corpora", open_corpora)
         yield lambda workdir, overrides=None: loop.prepare(make_config(FIELDS | (overrides or {})), workdir)
 
 
@@ -293,9 +293,9 @@ import train
 from absl import app
 from interdomain_jax import cli
 from interdomain_jax.training import loop
-from tests.training.conftest import DOCUMENTS
+from tests.training.conftest import open_corpora
 jax.config.update("jax_disable_most_optimizations", True)
-loop.open_corpus = lambda name, split, directory: DOCUMENTS
+loop.open_corpora = open_corpora
 app.run(train.main, flags_parser=cli.parse_flags)
 """
 

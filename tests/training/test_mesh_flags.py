@@ -32,8 +32,8 @@ def forbid_work(patch):
     for owner, name in (
         (jax.stages.Lowered, "compile"),
         (jax.distributed, "initialize"),
-        (loop, "open_corpus"),
-        (perplexity, "open_corpus"),
+        (loop, "open_corpora"),
+        (perplexity, "open_corpora"),
     ):
         patch.setattr(owner, name, refuse)
 

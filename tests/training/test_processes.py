@@ -21,11 +21,11 @@ from interdomain_jax import cli
 from interdomain_jax.evaluation import perplexity, report
 from interdomain_jax.preemption import Notice
 from interdomain_jax.training import loop
-from tests.training.conftest import DOCUMENTS
+from tests.training.conftest import open_corpora
 
 EVALUATE = flags.DEFINE_bool("evaluate", False, "")
 jax.config.update("jax_disable_most_optimizations", True)
-loop.open_corpus = perplexity.open_corpus = lambda name, split, directory: DOCUMENTS
+loop.open_corpora = perplexity.open_corpora = open_corpora
 
 def main(argv):
     if not EVALUATE.value:
