@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 from absl import app, flags
 from etils import epath
 from ml_collections import config_flags
@@ -105,7 +106,7 @@ def _reading(directory: Path) -> None:
             rates[kind].append(_rate(TrainBatches([corpus], **shared, **options)))
     start = time.perf_counter()
     BestFitRows(corpus.lengths, sequence_length=own)
-    packed = len(corpus.lengths) / (time.perf_counter() - start)
+    packed = np.sum(-(-corpus.lengths // own)) / (time.perf_counter() - start)
 
     loop.train(run)
     rows = [row for row in read_metrics(run.workdir) if "train/loss" in row]
@@ -119,7 +120,7 @@ def _reading(directory: Path) -> None:
     for kind, each in rates.items():
         rate = statistics.median(each)
         print(f"  the loader, {kind:40} {rate:12,.0f} tokens/s, {rate / training:5.0f} times that")
-    print(f"  best-fit packing lays out {packed:,.0f} documents/s, once at the start")
+    print(f"  best-fit packing lays out {packed:,.0f} pieces of documents a second, once at the start")
 
 
 def _rate(batches: TrainBatches) -> float:

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import itertools
 import logging as python_logging
 import os
 import re
@@ -180,7 +181,7 @@ def _check_overrides(argv: Sequence[str]) -> None:
 
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:
     """The value of `--flag=value` or `--flag value` on the command line, None where it is absent."""
-    for given, following in zip(argv[1:], [*argv[2:], None], strict=True):
+    for given, following in itertools.zip_longest(argv[1:], argv[2:]):
         name, equals, value = given.partition("=")
         if name in (f"-{flag}", f"--{flag}"):
             return value if equals else following
