@@ -115,7 +115,7 @@ def _reading(directory: Path) -> None:
     waited = sum(row["train/data_wait_seconds"] for row in rows[1:])
     trained = sum(row["train/tokens"] for row in rows[1:]) / training
     print(
-        f"training of {config.name} takes {training:,.0f} tokens/s; it waits for data {waited / trained:.2%} of the time"
+        f"training of {config.name} takes {training:,.0f} tokens/s, {waited / trained:.2%} of the time waiting for data"
     )
     for kind, each in rates.items():
         rate = statistics.median(each)
