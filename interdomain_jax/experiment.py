@@ -7,7 +7,6 @@ from ml_collections import ConfigDict
 
 from interdomain_jax import sharding
 from interdomain_jax.data.corpora import check_corpora
-from interdomain_jax.data.loader import PACKERS
 from interdomain_jax.data.tokenizers import Tokenizer, load_tokenizer
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.mixers import require_whole_rows
@@ -64,8 +63,6 @@ def check_fields(config: ConfigDict) -> None:
     if not 0 <= config.seed < 2**32:
         raise ValueError(f"seed is {config.seed}; it must be at least 0 and below 2**32")
     check_corpora(config.data)
-    if config.data.packing not in PACKERS:
-        raise ValueError(f"data.packing is {config.data.packing!r}; it must be one of {tuple(PACKERS)}")
     if config.best_checkpoints_to_keep < 0:
         raise ValueError(f"best_checkpoints_to_keep is {config.best_checkpoints_to_keep}; it must not be negative")
     if config.checkpoint_minutes < 0:

@@ -7,3 +7,5 @@
 * `corpora`: the corpora that a config names.
 * the programs `train_tokenizer` and `inspect`.
 """
+
+SPLITS = ("train", "validation")

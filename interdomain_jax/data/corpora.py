@@ -4,6 +4,7 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
+from interdomain_jax.data.loader import require_packing, require_weights
 from interdomain_jax.data.token_files import TokenDocuments
 from interdomain_jax.data.tokenizers import Tokenizer, fingerprint
 
@@ -12,20 +13,15 @@ EMBEDDED = "stdlib_text"
 
 
 def check_corpora(data: ConfigDict) -> None:
-    """Checks the fields of a config that choose and mix corpora.
+    """Checks the fields of a config that choose, mix and pack corpora.
 
     Raises:
         ValueError: one is out of range.
     """
     if not data.corpora:
         raise ValueError("data.corpora is empty; it must name at least one corpus")
-    # One corpus needs no weight.
-    if (data.weights or len(data.corpora) > 1) and len(data.weights) != len(data.corpora):
-        raise ValueError(
-            f"data.weights is {data.weights}; it must have one number for each of data.corpora, {len(data.corpora)}"
-        )
-    if data.weights and min(data.weights) <= 0:
-        raise ValueError(f"data.weights is {data.weights}; all of them must be above 0")
+    require_weights("data.weights", data.weights, len(data.corpora))
+    require_packing("data.packing", data.packing)
 
 
 def open_corpora(data: ConfigDict, split: str, tokenizer: Tokenizer) -> tuple[TokenDocuments, ...]:
@@ -54,13 +50,16 @@ def open_corpora(data: ConfigDict, split: str, tokenizer: Tokenizer) -> tuple[To
 def _prepare_embedded(data: ConfigDict, tokenizer: Tokenizer) -> epath.Path:
     # Imported here so that training on another corpus does not pay for TFDS.
     from interdomain_jax.data import preparation
+    from interdomain_jax.data.preparation_progress import show_progress
     from interdomain_jax.data.sources import make_source
 
     below = epath.Path(data.directory).expanduser()
     source = make_source(EMBEDDED, data_dir=str(below))
     directory = below / "tokens" / f"{source.info.full_name.replace('/', '-')}-{fingerprint(tokenizer)}"
-    if not preparation.is_complete(directory):
+    plans = preparation.plan(source, directory, data.tokenizer)
+    if not all(plan.is_complete() for plan in plans.values()):
         logging.info("preparing %s in %s, once", EMBEDDED, directory)
         # Several processes may do it at once: they write the same.
-        preparation.carry_out(preparation.plan(source, directory, data.tokenizer), preparation.run_here)
+        with show_progress(plans):
+            preparation.carry_out(plans, preparation.run_here)
     return directory

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
+from interdomain_jax.data import SPLITS
 from interdomain_jax.data.rows import Rows
 from interdomain_jax.data.token_files import MANIFEST, Manifest, read_manifest
 from interdomain_jax.data.tokenizers import Tokenizer
@@ -34,7 +35,7 @@ def read_manifests(directory: epath.Path) -> dict[epath.Path, Manifest]:
         FileNotFoundError: the directory is neither.
         ValueError: a split is of another format.
     """
-    below = [directory / split for split in ("train", "validation") if (directory / split / MANIFEST).exists()]
+    below = [directory / split for split in SPLITS if (directory / split / MANIFEST).exists()]
     is_split = (directory / MANIFEST).exists() or not below
     return {split: read_manifest(split) for split in ([directory] if is_split else below)}
 
@@ -135,6 +136,7 @@ def _facts(manifest: Manifest) -> dict[str, str]:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
     return {
         "corpus": manifest.corpus,
+        "files": ", ".join(manifest.files) or "its own",
         "split rule": manifest.split_rule,
         "tokenizer": manifest.tokenizer,
         "fingerprint": manifest.fingerprint,

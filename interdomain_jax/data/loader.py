@@ -5,10 +5,10 @@ float32 [B, T] (1 where the target counts); where each document is a context of 
 `positions` int32 [B, T]. See `windows`.
 """
 
-import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import grain
 import numpy as np
@@ -59,7 +59,7 @@ class TrainBatches:
 
     Args:
         corpora: the documents of each corpus.
-        weights: their shares of the rows, in any unit; None for one corpus.
+        weights: their shares of the rows, in any unit, held to about one in a hundred of the smallest; none for one.
         sequence_length: T, tokens of a row.
         batch_size: B, rows of a global batch.
         packing: how documents are laid into rows, see `rows`.
@@ -76,7 +76,7 @@ class TrainBatches:
         self,
         corpora: Sequence[TokenSequences],
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] = (),
         sequence_length: int,
         batch_size: int,
         packing: Packing = "concatenate",
@@ -86,20 +86,17 @@ class TrainBatches:
         rows: Sequence[int] | None = None,
     ):
         _check_arguments(corpora, sequence_length, batch_size, rows)
-        weights = [1.0] * len(corpora) if weights is None else weights
-        if packing not in PACKERS:
-            raise ValueError(f"packing is {packing!r}; it must be one of {get_args(Packing)}")
-        if len(weights) != len(corpora) or min(weights) <= 0:
-            raise ValueError(
-                f"weights must be above 0, one for each of the {len(corpora)} corpora; got {list(weights)}"
-            )
+        require_packing("packing", packing)
+        require_weights("weights", weights, len(corpora))
         if not 0 <= seed < 2**32:
             raise ValueError(f"seed must lie between 0 and 2**32 - 1, got {seed}")
         orders = []
         for number, documents in enumerate(corpora):
             pieces = PACKERS[packing](documents.lengths, sequence_length=sequence_length)
             windows = Windows(documents, pieces, sequence_length=sequence_length, eos_id=eos_id)
-            orders.append(grain.MapDataset.source(windows).shuffle(seed=(seed + number) % 2**32).repeat())
+            # Not a sum: grain adds the epoch to it.
+            own_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            orders.append(grain.MapDataset.source(windows).shuffle(seed=own_seed).repeat())
         order = orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights=weights)
         if not reset:
             order = order.map(_without_context)
@@ -197,39 +194,60 @@ def evaluation_batches(
     _check_arguments(corpora, sequence_length, batch_size, rows)
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, or None for all, got {max_tokens}")
-    padding = {
-        "inputs": np.full(sequence_length, eos_id, np.int32),
-        "targets": np.full(sequence_length, eos_id, np.int32),
-        "loss_mask": np.zeros(sequence_length, np.float32),
-        "segment_ids": np.zeros(sequence_length, np.int32),
-        "positions": np.zeros(sequence_length, np.int32),
-    }
-    windows = itertools.chain.from_iterable(
-        _first_tokens(documents, sequence_length, eos_id, max_tokens) for documents in corpora
-    )
+    scored = [_Scored(documents, sequence_length, eos_id, max_tokens) for documents in corpora]
     kept = range(batch_size) if rows is None else rows
+    total = sum(map(len, scored))
+
+    def row_of(number: int) -> Batch:
+        for each in scored:
+            if number < len(each):
+                return each[number]
+            number -= len(each)
+        return scored[0].padding
 
     def batches() -> Iterator[Batch]:
-        while group := list(itertools.islice(windows, batch_size)):
-            group += [padding] * (batch_size - len(group))
-            batch = {key: np.stack([group[row][key] for row in kept]) for key in padding}
+        for first in range(0, total, batch_size):
+            group = [row_of(first + row) for row in kept]
+            batch = {key: np.stack([row[key] for row in group]) for key in group[0]}
             yield batch if reset else _without_context(batch)
 
     return batches()
 
 
-def _first_tokens(
-    documents: TokenSequences, sequence_length: int, eos_id: int, max_tokens: int | None
-) -> Iterator[Batch]:
-    """The rows up to `max_tokens` targets, the mask of the last one cut to fit."""
-    pieces = ConcatenatedRows(documents.lengths, sequence_length=sequence_length)
-    windows = Windows(documents, pieces, sequence_length=sequence_length, eos_id=eos_id)
-    for row in range(len(windows)):
-        left = sys.maxsize if max_tokens is None else max_tokens - row * sequence_length
-        if left <= 0:
-            return
-        window = windows[row]
-        yield window | {"loss_mask": np.where(np.arange(sequence_length) < left, window["loss_mask"], 0)}
+class _Scored:
+    """The rows up to `max_tokens` targets of a corpus, the mask of the last one cut to fit."""
+
+    def __init__(self, documents: TokenSequences, sequence_length: int, eos_id: int, max_tokens: int | None):
+        pieces = ConcatenatedRows(documents.lengths, sequence_length=sequence_length)
+        self._windows = Windows(documents, pieces, sequence_length=sequence_length, eos_id=eos_id)
+        self._max_tokens = len(pieces) * sequence_length if max_tokens is None else max_tokens
+        self._places = np.arange(sequence_length)
+        self.padding = self._windows.empty_row()
+
+    def __len__(self) -> int:
+        return min(len(self._windows), -(-self._max_tokens // len(self._places)))
+
+    def __getitem__(self, row: int) -> Batch:
+        window = self._windows[row]
+        left = self._max_tokens - row * len(self._places)
+        return window | {"loss_mask": np.where(self._places < left, window["loss_mask"], 0)}
+
+
+def require_packing(name: str, packing: str) -> None:
+    """Raises ValueError, naming the field, unless there is such a way of packing."""
+    if packing not in PACKERS:
+        raise ValueError(f"{name} is {packing!r}; it must be one of {tuple(PACKERS)}")
+
+
+def require_weights(name: str, weights: Sequence[float], corpora: int) -> None:
+    """Raises ValueError, naming the field, unless these weights can mix so many corpora; one needs none."""
+    if not weights and corpora == 1:
+        return
+    if len(weights) != corpora:
+        raise ValueError(f"{name} is {weights}; it must have one number for each of the corpora, {corpora}")
+    for weight in weights:
+        if not (isinstance(weight, int | float) and math.isfinite(weight) and weight > 0):
+            raise ValueError(f"{name} is {weights}; all of them must be numbers above 0")
 
 
 def _without_context(batch: Batch) -> Batch:

@@ -8,11 +8,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from concurrent import futures
+from typing import Any, NamedTuple
 
 from etils import epath
 
 from interdomain_jax import strict_json
+from interdomain_jax.data import SPLITS
 from interdomain_jax.data.documents import documents_of
 from interdomain_jax.data.sources import Part, TextSource
 from interdomain_jax.data.token_files import (
@@ -28,12 +30,9 @@ from interdomain_jax.data.token_files import (
 )
 from interdomain_jax.data.tokenizers import fingerprint, load_tokenizer
 
-SPLITS = ("train", "validation")
-PART_BYTES = 64 << 20
-"""64 MiB of text: a minute or less of work to lose, and some two thousand shards for a corpus of the paper's size."""
-
 _PLAN = "plan.json"
 _ERROR = ".error"
+_READERS = 16
 
 _tokenizer = functools.cache(load_tokenizer)
 
@@ -69,10 +68,13 @@ class Task(NamedTuple):
                     f"{self.fingerprint} where the preparation began: give all of them the same file"
                 )
             texts = (documents_of(text.content) for text in self.source.texts(self.part, self.split))
-            return write_shard(self.directory, self.name, texts, tokenizer)
+            shard = write_shard(self.directory, self.name, texts, tokenizer)
         except (ValueError, OSError) as error:
             (self.directory / f"{self.name}{_ERROR}").write_text(str(error))
             raise
+        # Of an attempt before, if a runner makes several.
+        (self.directory / f"{self.name}{_ERROR}").unlink(missing_ok=True)
+        return shard
 
 
 Run = Callable[[Sequence[Task]], None]
@@ -98,9 +100,23 @@ class Plan(NamedTuple):
     manifest: Manifest
     tasks: list[Task]
 
+    def shards(self, known: Mapping[str, Shard]) -> dict[str, Shard]:
+        """The shards that are complete, by name, those that are `known` among them: they are not read again."""
+        written = {path.stem for path in self.directory.glob("*.json")}
+        names = [task.name for task in self.tasks if task.name in written and task.name not in known]
+        # A bucket takes its time for each.
+        with futures.ThreadPoolExecutor(_READERS) as readers:
+            read = readers.map(functools.partial(read_shard, self.directory), names)
+            return {**known, **{name: shard for name, shard in zip(names, read, strict=True) if shard is not None}}
+
+    def is_complete(self) -> bool:
+        """Whether all shards are there, and the manifest."""
+        return (self.directory / MANIFEST).exists() and not self.missing()
+
     def missing(self) -> list[Task]:
         """The tasks whose shards are not complete."""
-        return [task for task in self.tasks if read_shard(self.directory, task.name) is None]
+        complete = self.shards({})
+        return [task for task in self.tasks if task.name not in complete]
 
     def complete(self) -> Manifest:
         """Writes the manifest of a split whose shards are all there.
@@ -108,7 +124,8 @@ class Plan(NamedTuple):
         Raises:
             ValueError: it has no document.
         """
-        shards = tuple(shard for task in self.tasks if (shard := read_shard(self.directory, task.name)) is not None)
+        complete = self.shards({})
+        shards = tuple(complete[task.name] for task in self.tasks)
         if not sum(shard.documents for shard in shards):
             skipped = sum(sum(shard.skipped.values()) for shard in shards)
             raise ValueError(
@@ -121,7 +138,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    source: TextSource, directory: epath.PathLike, tokenizer_name: str, *, part_bytes: int = PART_BYTES
+    source: TextSource, directory: epath.PathLike, tokenizer_name: str, *, part_bytes: int | None = None
 ) -> dict[str, Plan]:
     """Makes the directories of the splits, and notes in them what they will hold.
 
@@ -129,14 +146,14 @@ def plan(
         source: of the text.
         directory: for the corpus; created if missing.
         tokenizer_name: as `load_tokenizer` takes it.
-        part_bytes: text in a shard, about.
+        part_bytes: text in a shard, about; the source's own number if None.
 
     Raises:
         ValueError: the directory holds another preparation or other files, or the tokenizer or the source is not right.
         FileNotFoundError: there is no such tokenizer or file.
     """
     tokenizer = _tokenizer(tokenizer_name)
-    parts = source.parts(part_bytes)
+    parts = source.parts(part_bytes or source.part_bytes)
     listing = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     plans = {}
     for split in SPLITS:
@@ -144,6 +161,7 @@ def plan(
         manifest = Manifest(
             format=FORMAT,
             corpus=source.info.full_name,
+            files=source.files,
             split=split,
             split_rule=source.split_rule,
             tokenizer=tokenizer_name,
@@ -152,7 +170,9 @@ def plan(
             eos_id=tokenizer.eos_id,
             shards=(),
         )
-        _require_same_plan(below, manifest._asdict() | {"shards": len(parts), "parts": listing})
+        noted = _note(below, manifest._asdict() | {"shards": len(parts), "parts": listing})
+        # One tokenizer may have several names; the files are to be the same whichever is given.
+        manifest = manifest._replace(tokenizer=noted["tokenizer"])
         tasks = [
             Task(source, part, split, below, shard_name(number, len(parts)), tokenizer_name, manifest.fingerprint)
             for number, part in enumerate(parts)
@@ -189,30 +209,27 @@ def remove_unfinished(directory: epath.Path) -> None:
             path.unlink()
 
 
-def is_complete(directory: epath.Path) -> bool:
-    """Whether there is a manifest of each split."""
-    return all((directory / split / MANIFEST).exists() for split in SPLITS)
-
-
-def _require_same_plan(directory: epath.Path, content: dict[str, object]) -> None:
-    """Notes the plan, or checks that it is the one that has been begun."""
+def _note(directory: epath.Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Notes a plan, or returns the one that is noted, if it is the same but for the tokenizer's name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # Listed first: another process may note the same plan at any moment, and go on.
+    others = any(directory.glob("*.json"))
     path = directory / _PLAN
     if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.glob("*.json")):
+        if others:
             raise ValueError(f"{directory} holds other files: give an empty directory")
         write_json(path, content)
-        return
     there = json.loads(path.read_text())
-    content = json.loads(strict_json.dumps(content))
+    here = json.loads(strict_json.dumps(content))
     differences = [
         f"{name} is {there.get(name)!r} there and {value!r} here"
-        for name, value in content.items()
-        if there.get(name) != value
+        for name, value in here.items()
+        if there.get(name) != value and name != "tokenizer"
     ]
     if differences:
         raise ValueError(
             f"{directory} holds another preparation: {'; '.join(differences)}; give another directory, or delete it"
         )
     for left in directory.glob(f"*{_ERROR}"):
-        left.unlink()
+        left.unlink(missing_ok=True)
+    return there

@@ -7,21 +7,17 @@ interruption, with the same flags: what is complete is kept, and the files are t
 run that was not interrupted, with any number of workers.
 """
 
-import contextlib
 import importlib.util
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import app, flags, logging
 from etils import epath
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from interdomain_jax import cli
 from interdomain_jax.data import preparation, source_flags
-from interdomain_jax.data.preparation import Plan, Run, Task
-from interdomain_jax.data.token_files import Manifest, Shard, read_shard
+from interdomain_jax.data.preparation import Run, Task
+from interdomain_jax.data.preparation_progress import show_progress
+from interdomain_jax.data.token_files import Manifest
 from interdomain_jax.workdir import require_writable
 
 _TOKENIZER = flags.DEFINE_string(
@@ -33,9 +29,9 @@ _NUM_WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes of the DirectRu
 _BEAM_OPTIONS = flags.DEFINE_multi_string(
     "beam_option", [], "An option of Beam or its runner, as in --beam_option=--project=mine; as often as needed."
 )
-_SHARD_MIB = flags.DEFINE_integer("shard_mib", preparation.PART_BYTES >> 20, "MiB of text in a shard.", lower_bound=1)
-
-SECONDS_BETWEEN_LINES = 10.0
+_SHARD_MIB = flags.DEFINE_integer(
+    "shard_mib", None, "MiB of text in a shard, about; 64 if not given, and 4 of stdlib_text.", lower_bound=1
+)
 
 
 def beam_run(options: Sequence[str]) -> Run:
@@ -62,61 +58,6 @@ def beam_run(options: Sequence[str]) -> Run:
     return run
 
 
-@contextlib.contextmanager
-def progress(plans: Sequence[Plan]) -> Iterator[None]:
-    """Shows how many shards are complete and how fast they come: a live line, or log lines off a terminal.
-
-    Workers may be anywhere: what is seen is what they have written.
-    """
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("[bold]preparing"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("[cyan]{task.fields[figures]}"),
-        console=console,
-        disable=not console.is_terminal,
-        expand=True,
-    )
-    tasks = [task for plan in plans for task in plan.tasks]
-    found: dict[epath.Path, Shard] = {}
-
-    def look() -> None:
-        for task in tasks:
-            path = task.directory / task.name
-            if path not in found and (shard := read_shard(task.directory, task.name)) is not None:
-                found[path] = shard
-
-    look()
-    before = list(found.values())
-    shown = bar.add_task("", total=len(tasks), completed=len(before), figures="")
-    started = time.perf_counter()
-    ended = threading.Event()
-
-    def watch() -> None:
-        said = started
-        while not ended.wait(0.5):
-            look()
-            now = time.perf_counter()
-            # In the order in which they were found.
-            new = list(found.values())[len(before) :]
-            tokens, size = sum(shard.tokens for shard in new), sum(shard.bytes for shard in new)
-            figures = f"{tokens / (now - started):,.0f} tokens/s  {size / (now - started) / 1e6:.2f} MB/s"
-            bar.update(shown, completed=len(found), figures=figures)
-            if not console.is_terminal and now - said >= SECONDS_BETWEEN_LINES:
-                said = now
-                logging.info("%d/%d shards  %s", len(found), len(tasks), figures)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    with bar:
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-
 def _summary(manifests: Mapping[str, Manifest]) -> str:
     lines = []
     for split, manifest in manifests.items():
@@ -131,17 +72,16 @@ def _summary(manifests: Mapping[str, Manifest]) -> str:
 
 def main(_: list[str]) -> None:
     with cli.exit_on_bad_input():
-        output = epath.Path(_OUTPUT.value)
+        output = epath.Path(_OUTPUT.value).expanduser()
         require_writable("--output", output)
         options = [f"--runner={_RUNNER.value}", *_BEAM_OPTIONS.value]
         if _RUNNER.value == "DirectRunner":
             mode = "in_memory" if _NUM_WORKERS.value == 1 else "multi_processing"
             options += [f"--direct_num_workers={_NUM_WORKERS.value}", f"--direct_running_mode={mode}"]
         run = beam_run(options)
-        plans = preparation.plan(
-            source_flags.source_from_flags(), output, _TOKENIZER.value, part_bytes=_SHARD_MIB.value << 20
-        )
-        with progress(list(plans.values())):
+        part_bytes = None if _SHARD_MIB.value is None else _SHARD_MIB.value << 20
+        plans = preparation.plan(source_flags.source_from_flags(), output, _TOKENIZER.value, part_bytes=part_bytes)
+        with show_progress(plans):
             manifests = preparation.carry_out(plans, run)
         preparation.remove_unfinished(output)
     print(_summary(manifests))

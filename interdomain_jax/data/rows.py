@@ -79,12 +79,14 @@ class BestFitRows:
     """
 
     def __init__(self, lengths: np.ndarray, *, sequence_length: int):
-        rows: list[list[Piece]] = []
+        # Arrays group by group: the pieces as Python objects take ten times the room.
+        pieces, counts = [np.zeros((0, 3), np.int64)], [np.zeros(0, np.int64)]
         for first in range(0, len(lengths), GROUP):
-            rows += _best_fit(lengths[first : first + GROUP], first, sequence_length)
-        pieces = [piece for row in rows for piece in row]
-        self._pieces = np.array(pieces, dtype=np.int64).reshape(-1, 3)
-        self._ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+            rows = _best_fit(lengths[first : first + GROUP], first, sequence_length)
+            pieces.append(np.array([piece for row in rows for piece in row], np.int64).reshape(-1, 3))
+            counts.append(np.array([len(row) for row in rows], np.int64))
+        self._pieces = np.concatenate(pieces)
+        self._ends = np.cumsum(np.concatenate(counts))
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -58,6 +58,8 @@ class StdlibText(TextSource):
     """TFDS builder of the corpus; it needs a configuration, see `config_for`."""
 
     hashed = "its path"
+    # Eight parts, for as many workers.
+    part_bytes = 4 << 20
 
     def parts(self, part_bytes: int) -> list[Part]:
         root = self.builder_config.root

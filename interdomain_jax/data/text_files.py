@@ -65,6 +65,10 @@ class TextFiles(TextSource):
 
     hashed = "its bytes (of its path and place, if it has none)"
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.builder_config.files
+
     def paths(self) -> dict[str, int]:
         """The files in the order of their names, and the size of each in bytes."""
         return listing(self.builder_config.files)

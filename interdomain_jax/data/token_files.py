@@ -12,6 +12,7 @@ fits, else uint32. Nothing says how long a row will be, or how documents are pac
 import hashlib
 import io
 import json
+import resource
 import tempfile
 import uuid
 import zlib
@@ -32,6 +33,8 @@ from interdomain_jax.workdir import is_remote
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+# That a process has open besides.
+_OTHER_FILES = 256
 RECORD_TOKENS = 1 << 14
 """Ids in a record: a row out of the middle of a book reads no more than a record or two that it does not need."""
 
@@ -65,7 +68,8 @@ class Manifest(NamedTuple):
 
     Attributes:
         format: of the files, `FORMAT`.
-        corpus: where the texts come from, as the user named it.
+        corpus: the source of the texts, by its full name.
+        files: of the source, as the user named them.
         split: which part of them this is.
         split_rule: how the parts are told apart.
         tokenizer: as the user named it.
@@ -77,6 +81,7 @@ class Manifest(NamedTuple):
 
     format: int
     corpus: str
+    files: tuple[str, ...]
     split: str
     split_rule: str
     tokenizer: str
@@ -150,9 +155,14 @@ def write_shard(directory: epath.PathLike, name: str, texts: Iterable[Documents]
 
 
 def read_shard(directory: epath.PathLike, name: str) -> Shard | None:
-    """What is known of a shard that is complete; None if it is not."""
-    path = epath.Path(directory) / f"{name}.json"
-    return Shard(**json.loads(path.read_text())) if path.exists() else None
+    """What is known of a shard that is complete; None if it is not, or a file of it is gone or cut off."""
+    directory = epath.Path(directory)
+    try:
+        shard = Shard(**json.loads((directory / f"{name}.json").read_text()))
+        is_whole = (directory / f"{name}.array_record").stat().length == shard.size
+        return shard if is_whole and (directory / f"{name}.npy").exists() else None
+    except FileNotFoundError:
+        return None
 
 
 def write_manifest(directory: epath.PathLike, manifest: Manifest) -> None:
@@ -174,12 +184,16 @@ def read_manifest(directory: epath.PathLike) -> Manifest:
             f"{directory} holds no prepared split of a corpus: there is no {MANIFEST}; "
             "python -m interdomain_jax.data.prepare makes it"
         )
-    content: dict[str, Any] = json.loads(path.read_text())
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; delete it and prepare the corpus again") from error
     if content.get("format") != FORMAT:
         raise ValueError(
             f"{path} is of format {content.get('format')}; this version reads format {FORMAT}: prepare the corpus again"
         )
-    return Manifest(**content | {"shards": tuple(Shard(**shard) for shard in content["shards"])})
+    shards = tuple(Shard(**shard) for shard in content["shards"])
+    return Manifest(**content | {"shards": shards, "files": tuple(content["files"])})
 
 
 def _write_whole(path: epath.Path, content: bytes) -> None:
@@ -203,7 +217,8 @@ class TokenDocuments:
 
     Raises:
         FileNotFoundError: the directory holds no complete split, or a file of it is gone.
-        ValueError: it was made with another tokenizer, a file is not what was written, or it holds no document.
+        ValueError: it was made with another tokenizer, a file is not what was written, it holds no document, or it has
+            more files than a process may open.
     """
 
     def __init__(self, directory: epath.PathLike, tokenizer: Tokenizer):
@@ -221,17 +236,7 @@ class TokenDocuments:
                 "one, or prepare the corpus again"
             )
         files = [directory / f"{shard.name}.array_record" for shard in self.manifest.shards]
-        for path, shard in zip(files, self.manifest.shards, strict=True):
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"{path} is gone, though {directory / MANIFEST} names it: prepare the corpus again"
-                )
-            if path.stat().length != shard.size:
-                raise ValueError(
-                    f"{path} has {path.stat().length} bytes and had {shard.size} when it was written: "
-                    "delete it and prepare the corpus again"
-                )
-        lengths = [np.load(directory / f"{shard.name}.npy") for shard in self.manifest.shards]
+        lengths = [_lengths(directory, shard) for shard in self.manifest.shards]
         self.lengths = np.concatenate([np.zeros(0, np.int32), *lengths])
         """int32 [documents], the number of ids of each, its EOS among them."""
         self.text_bytes = sum(shard.bytes for shard in self.manifest.shards)
@@ -243,6 +248,7 @@ class TokenDocuments:
         self._first_record = np.cumsum(-(-self.lengths // RECORD_TOKENS), dtype=np.int64)
         self._first_record = np.append(0, self._first_record[:-1])
         self._dtype = _dtype(self.manifest.vocab_size)
+        _allow_open_files(len(files))
         self._records = grain.sources.ArrayRecordDataSource([str(path) for path in files])
 
     def __len__(self) -> int:
@@ -255,6 +261,41 @@ class TokenDocuments:
         ids = [np.frombuffer(self._records[first + record], self._dtype) for record in records]
         skipped = records.start * RECORD_TOKENS
         return np.concatenate(ids)[start - skipped : stop - skipped].astype(np.int32)
+
+
+def _lengths(directory: epath.Path, shard: Shard) -> np.ndarray:
+    """The lengths of the documents of a shard, whose files are all there and as long as they were."""
+    again = "prepare the corpus again, with the same command"
+    records, path = (directory / f"{shard.name}{suffix}" for suffix in (".array_record", ".npy"))
+    for file in (records, path):
+        if not file.exists():
+            raise FileNotFoundError(f"{file} is gone, though {directory / MANIFEST} names it: {again}")
+    if records.stat().length != shard.size:
+        raise ValueError(
+            f"{records} has {records.stat().length} bytes and had {shard.size} when it was written: {again}"
+        )
+    try:
+        lengths = np.load(path)
+    except (ValueError, EOFError):
+        lengths = np.zeros(0, np.int32)
+    if (len(lengths), lengths.sum()) != (shard.documents, shard.tokens):
+        raise ValueError(f"{path} is not what was written: delete it, and {again}")
+    return lengths
+
+
+def _allow_open_files(count: int) -> None:
+    """Lets the process open so many files: each stays open once a record of it is read."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    # To the limit, for there may be other corpora.
+    most = needed if hard == resource.RLIM_INFINITY else hard
+    if needed > most:
+        raise ValueError(
+            f"the corpus has {count} files, which are all open at once, and a process may open {hard} (ulimit -Hn): "
+            "raise that, or prepare the corpus with larger shards"
+        )
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _dtype(vocab_size: int) -> np.dtype:

@@ -57,7 +57,7 @@ class _Measured:
 def main(_: list[str]) -> None:
     started = time.perf_counter()
     with cli.exit_on_bad_input():
-        output = Path(_OUTPUT.value)
+        output = Path(_OUTPUT.value).expanduser()
         _check_flags(output)
         source = source_flags.source_from_flags()
         max_bytes = int(_MAX_MIB.value * 2**20)

@@ -53,22 +53,27 @@ class Windows:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def empty_row(self) -> dict[str, np.ndarray]:
+        """A row of padding."""
+        length = self._sequence_length
+        return {
+            "inputs": np.full(length, self._eos_id, np.int32),
+            "targets": np.full(length, self._eos_id, np.int32),
+            "loss_mask": np.zeros(length, np.float32),
+            "segment_ids": np.zeros(length, np.int32),
+            "positions": np.zeros(length, np.int32),
+        }
+
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
-        inputs, targets = (np.full(self._sequence_length, self._eos_id, np.int32) for _ in range(2))
-        segment_ids, positions = (np.zeros(self._sequence_length, np.int32) for _ in range(2))
+        window = self.empty_row()
         end = 0
         for number, piece in enumerate(self._rows[row], 1):
             begin, end = end, end + piece.stop - piece.start
             before = min(piece.start, 1)
             ids = self._documents.read(piece.document, piece.start - before, piece.stop)
-            targets[begin:end] = ids[before:]
-            inputs[begin + 1 - before : end] = ids[:-1]
-            segment_ids[begin:end] = number
-            positions[begin:end] = np.arange(end - begin)
-        return {
-            "inputs": inputs,
-            "targets": targets,
-            "loss_mask": (segment_ids > 0).astype(np.float32),
-            "segment_ids": segment_ids,
-            "positions": positions,
-        }
+            window["targets"][begin:end] = ids[before:]
+            window["inputs"][begin + 1 - before : end] = ids[:-1]
+            window["loss_mask"][begin:end] = 1
+            window["segment_ids"][begin:end] = number
+            window["positions"][begin:end] = np.arange(end - begin)
+        return window

@@ -6,13 +6,16 @@ import functools
 import math
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -360,11 +363,23 @@ def _train_from(
 
 
 def _start(run: Run, checkpoints: ocp.CheckpointManager) -> Start:
+    _require_same_corpora(run)
     start = checkpointing.restore_latest(checkpoints, run.workdir, run.abstract_state)
     if start is not None:
         return start
     state = init_state(run.model, run.optimizer, seed=run.config.seed, mesh=run.mesh)
     return Start(0, jax.block_until_ready(state), None, None)
+
+
+def _require_same_corpora(run: Run) -> None:
+    """Raises RunError unless all processes read the same: they load different rows of one order."""
+    digests = [corpus.digest for corpus in (*run.train_corpora, *run.validation_corpora)]
+    number = np.uint32(zlib.crc32(repr(digests).encode()))
+    if len(np.unique(multihost_utils.process_allgather(number))) > 1:
+        raise RunError(
+            f"the processes read different corpora, this one those with the digests {', '.join(digests)}: give all of "
+            "them the same files (the embedded corpus is another one in every version of Python)"
+        )
 
 
 def _compile(run: Run) -> _Programs:
@@ -387,7 +402,7 @@ def train_batches(run: Run) -> TrainBatches:
     data = run.config.data
     return TrainBatches(
         run.train_corpora,
-        weights=data.weights or None,
+        weights=data.weights,
         sequence_length=data.sequence_length,
         batch_size=data.batch_size,
         packing=data.packing,

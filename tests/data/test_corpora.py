@@ -68,6 +68,9 @@ def test_the_embedded_corpus_is_prepared_once(tmp_path, monkeypatch, prepared):
     open_corpora(data, "validation", BytesTokenizer())
     assert made == ["stdlib_text"] * 2
     assert done == [2]
+    next(tmp_path.rglob("*.array_record")).write_bytes(b"half")
+    open_corpora(data, "train", BytesTokenizer())
+    assert done == [2, 1]
     assert train.manifest.split == "train"
 
 

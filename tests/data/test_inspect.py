@@ -24,6 +24,7 @@ def manifest(split: str, *shards: Shard) -> Manifest:
     return Manifest(
         format=FORMAT,
         corpus="test/[bold]1.0",
+        files=("some/*.txt", "others"),
         split=split,
         split_rule="by the length",
         tokenizer="bytes",
@@ -61,6 +62,7 @@ def test_the_figures_of_a_manifest_by_hand():
     rows = {row[0]: row[1:] for row in cells(printed(table)) if len(row) > 2}
     assert rows == {
         "corpus": ["test/[bold]1.0"] * 2,
+        "files": ["some/*.txt, others"] * 2,
         "split rule": ["by the length"] * 2,
         "tokenizer": ["bytes"] * 2,
         "fingerprint": [fingerprint(BYTES)] * 2,

@@ -97,6 +97,14 @@ def test_evaluation_scores_every_token_once(texts, sequence_length, batch_size, 
     assert row_major(whole, "targets").max() <= 256
 
 
+def test_a_process_reads_no_rows_but_its_own(monkeypatch):
+    corpus = tokenised(["abc"] * 20)
+    read = []
+    monkeypatch.setattr(corpus, "read", lambda *piece: read.append(piece[0]) or TokenLists.read(corpus, *piece))
+    assert len(list(evaluation_batches([corpus], sequence_length=4, batch_size=5, eos_id=EOS, rows=[1]))) == 4
+    assert read == [1, 6, 11, 16]
+
+
 def test_evaluation_goes_through_one_corpus_after_the_other():
     """Each begins a row of its own; documents may be contexts of their own."""
     corpora = [tokenised(["ab", "c"]), tokenised(["de"])]
@@ -157,6 +165,19 @@ def test_each_epoch_has_every_row_once_in_a_fresh_order(open_batches):
     assert len({tuple(epoch) for epoch in epochs}) == 3
     other = numbers(open_batches(corpus(1, 12), sequence_length=T, batch_size=4, seed=1), 9).ravel()
     assert list(other) != list(order)
+
+
+def test_no_two_orders_are_alike(open_batches):
+    """Of two corpora, two epochs or two seeds, next to each other."""
+    orders = []
+    for seed in (0, 1):
+        batches = open_batches(
+            corpus(1, 12), corpus(101, 12), sequence_length=T, weights=[1, 1], batch_size=4, seed=seed
+        )
+        order = numbers(batches, 12).ravel()
+        for own in (order[order < 100], order[order > 100] - 100):
+            orders += [tuple(epoch) for epoch in own.reshape(2, 12)]
+    assert len(set(orders)) == 8
 
 
 def test_batches_do_not_depend_on_the_number_of_processes(open_batches):
@@ -303,8 +324,8 @@ def test_arguments_out_of_range(changed, message):
         ({"seed": -1}, "seed must lie between"),
         ({"seed": 2**32}, "seed must lie between"),
         ({"packing": "loose"}, "packing is 'loose'; it must be one of"),
-        ({"weights": [0.0]}, r"above 0, one for each of the 1 corpora; got \[0.0\]"),
-        ({"weights": [1.0, 1.0]}, "one for each of the 1"),
+        ({"weights": [0.0]}, r"weights is \[0.0\]; all of them must be numbers above 0"),
+        ({"weights": [1.0, 1.0]}, "one number for each of the corpora, 1"),
     ],
 )
 def test_training_arguments_out_of_range(changed, message):

@@ -1,6 +1,7 @@
 """Documents as ids on disk: what goes in comes out, and what is not what was written is named."""
 
 import json
+import resource
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ def write(directory, shards, tokenizer=BYTES):
     manifest = Manifest(
         format=FORMAT,
         corpus="test",
+        files=("texts",),
         split="train",
         split_rule="all of it",
         tokenizer="bytes",
@@ -122,6 +124,21 @@ def test_a_bucket_is_refused_for_reading():
         TokenDocuments("gs://bucket/corpus/train", BYTES)
 
 
+def test_more_files_than_a_process_may_open(tmp_path, monkeypatch):
+    """Each stays open: some two thousand of a corpus of the paper's size."""
+    write(tmp_path, [["a"], ["b"], ["c"]])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        TokenDocuments(tmp_path, BYTES)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 200))
+    with pytest.raises(ValueError, match=r"the corpus has 3 files, .* and a process may open 200 \(ulimit -Hn\)"):
+        TokenDocuments(tmp_path, BYTES)
+
+
 def test_the_digest_is_that_of_the_files(tmp_path):
     for name, texts in (("one", ["a"]), ("same", ["a"]), ("other", ["b"])):
         write(tmp_path / name, [texts])
@@ -157,6 +174,22 @@ def test_a_large_vocabulary(tmp_path):
             lambda directory: (directory / "tokens-00000-of-00001.array_record").write_bytes(b"half"),
             ValueError,
             "has 4 bytes and had",
+        ),
+        (lambda directory: (directory / "tokens-00000-of-00001.npy").unlink(), FileNotFoundError, "npy is gone"),
+        (
+            lambda directory: (directory / "tokens-00000-of-00001.npy").write_bytes(b""),
+            ValueError,
+            "npy is not what was written: delete it, and prepare the corpus again",
+        ),
+        (
+            lambda directory: np.save(directory / "tokens-00000-of-00001.npy", np.array([2, 3], np.int32)),
+            ValueError,
+            "npy is not what was written",
+        ),
+        (
+            lambda directory: (directory / "manifest.json").write_text('{"format": 1, '),
+            ValueError,
+            "manifest.json is damaged: .*; delete it and prepare the corpus again",
         ),
         (
             lambda directory: (directory / "manifest.json").write_text(json.dumps({"format": 99})),

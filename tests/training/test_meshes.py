@@ -64,8 +64,8 @@ assert moved > 1e-3, moved
 
 @pytest.mark.parametrize("mixer", ["interdomain", "s4d", "softmax"])
 def test_five_updates_agree(mixer):
-    """With two layers, rows of all lengths, accumulation, chunks of the vocabulary, rematerialization, and for all mixers
-    but s4d with documents that cross the edges of the shards.
+    """With two layers, rows of all lengths, accumulation, chunks of the vocabulary, rematerialization, and but for s4d
+    documents that cross the edges of the shards.
     """
     run_on_eight_devices(PROGRAM, mixer, quick=True)
 

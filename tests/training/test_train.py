@@ -1,6 +1,8 @@
 """Whole runs: from a config to a checkpoint, a curve and an evaluation."""
 
 import json
+import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ import pytest
 
 from interdomain_jax import checkpoints, cli, sharding
 from interdomain_jax import workdir as workdirs
+from interdomain_jax.errors import MismatchError, RunError
 from interdomain_jax.evaluation import perplexity
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
+from tests.token_lists import tokenised
 from tests.training.conftest import without_speed
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +72,36 @@ def test_a_killed_run_resumes_bit_for_bit(make_config, tmp_path, monkeypatch):
     assert read_metrics(whole) == rows
 
 
+@pytest.mark.usefixtures("small_corpus")
+def test_processes_that_read_different_corpora_end(make_config, tmp_path, monkeypatch):
+    run = loop.prepare(make_config(), tmp_path)
+    numbers = []
+
+    def with_another(number):
+        numbers.append(number)
+        return np.array([number, number + 1])
+
+    monkeypatch.setattr(loop.multihost_utils, "process_allgather", with_another)
+    with pytest.raises(RunError, match="the processes read different corpora, this one those with the digests"):
+        loop.train(run)
+    assert len(numbers) == 1
+    assert not list(tmp_path.glob("metrics*"))
+
+
+@pytest.mark.usefixtures("small_corpus")
+def test_other_corpora_than_those_it_began_with_are_refused(make_config, tmp_path, monkeypatch):
+    """Their place is free, and they are known by what they hold."""
+    fields = {"num_steps": 4, "optimizer.warmup_steps": 2, "checkpoint_every": 2, "eval_every": 4}
+    loop.train(loop.prepare(make_config(fields), tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    moved = {"data.corpora": ("elsewhere",)}
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "open_corpora", lambda data, split, tokenizer: (tokenised(["other text"] * 9),))
+        with pytest.raises(MismatchError, match="the run was trained on corpora with the digests"):
+            loop.train(loop.prepare(make_config(fields | moved), tmp_path))
+    assert int(loop.train(loop.prepare(make_config(fields | moved), tmp_path)).step) == 4
+
+
 BAD_INPUT = [
     ({"data.sequence_length": 0}, "data.sequence_length is 0"),
     ({"data.batch_size": 6}, "data.batch_size is 6"),
@@ -85,8 +119,11 @@ BAD_INPUT = [
     ({"data.tokenizer": "words"}, "words"),
     ({"data.corpora": ("the_web",)}, "data.corpora names 'the_web'"),
     ({"data.corpora": ()}, "data.corpora is empty"),
-    ({"data.corpora": ("one", "other")}, "data.weights is (); it must have one number for each of data.corpora, 2"),
-    ({"data.weights": (0.0,)}, "data.weights is (0.0,); all of them must be above 0"),
+    ({"data.corpora": ("one", "other")}, "data.weights is (); it must have one number for each of the corpora, 2"),
+    ({"data.weights": (0.0,)}, "data.weights is (0.0,); all of them must be numbers above 0"),
+    ({"data.weights": (math.nan,)}, "data.weights is (nan,); all of them must be numbers above 0"),
+    ({"data.weights": (math.inf,)}, "data.weights is (inf,); all of them must be numbers above 0"),
+    ({"data.weights": ("1",)}, "data.weights is ('1',); all of them must be numbers above 0"),
     ({"data.packing": "loose"}, "data.packing is 'loose'; it must be one of ('concatenate', 'best_fit')"),
 ]
 
