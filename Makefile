@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data kernel-report scaling clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -54,6 +54,10 @@ bench-checkpoints: $(VENV)/dev
 # A few minutes on two CPU cores.
 bench-data: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.data
+
+# A quarter of an hour on two CPU cores, or so.
+bench-decode: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.decode
 
 # Needs the same environment as test-compiled.
 kernel-report: $(VENV)/dev $(VENV)/compilers

@@ -22,8 +22,9 @@ Packing = Literal["concatenate", "best_fit"]
 
 PACKERS: dict[str, Callable[..., Rows]] = {"concatenate": ConcatenatedRows, "best_fit": BestFitRows}
 
-# Rows are a few reads and copies each: some threads hide the disk, and more only fight over the interpreter.
-READ_AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+# Whole batches, so that the training loop only takes one that is ready. Rows are a few reads and copies each: some
+# threads hide the disk, and more only fight over the interpreter.
+READ_AHEAD = grain.ReadOptions(num_threads=4, prefetch_buffer_size=8)
 
 
 class CorpusCounts(NamedTuple):
@@ -100,8 +101,8 @@ class TrainBatches:
         order = orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights=weights)
         if not reset:
             order = order.map(_without_context)
-        self._rows = list(range(batch_size)) if rows is None else list(rows)
-        self._own = grain.MapDataset.source(_OwnRows(order, self._rows, batch_size))
+        own_rows = list(range(batch_size)) if rows is None else list(rows)
+        self._own = grain.MapDataset.source(_OwnBatches(order, own_rows, batch_size))
         self._digests = [documents.digest for documents in corpora]
         self._count = 0
         self._iterator = self._from(0)
@@ -138,12 +139,11 @@ class TrainBatches:
         self._iterator.close()
 
     def _from(self, batch: int) -> grain.DatasetIterator[Batch]:
-        own = self._own[batch * len(self._rows) :]
-        return iter(own.to_iter_dataset(READ_AHEAD).batch(len(self._rows), drop_remainder=True))
+        return iter(self._own[batch:].to_iter_dataset(READ_AHEAD))
 
 
-class _OwnRows:
-    """The rows that one process loads, as if there were no others."""
+class _OwnBatches:
+    """The rows of each global batch that one process loads, as batches."""
 
     def __init__(self, order: grain.MapDataset[Batch], rows: list[int], batch_size: int):
         self._order = order
@@ -151,16 +151,14 @@ class _OwnRows:
         self._batch_size = batch_size
 
     def __len__(self) -> int:
-        return sys.maxsize // self._batch_size * len(self._rows)
+        return sys.maxsize // self._batch_size
 
-    def __getitem__(self, index: int) -> Batch:
-        batch, place = divmod(index, len(self._rows))
-        row = self._order[batch * self._batch_size + self._rows[place]]
-        assert row is not None
-        return row
+    def __getitem__(self, batch: int) -> Batch:
+        rows = [self._order[batch * self._batch_size + row] for row in self._rows]
+        return _stacked(rows)
 
     def __repr__(self) -> str:
-        return f"_OwnRows(rows={self._rows}, batch_size={self._batch_size})"
+        return f"_OwnBatches(rows={self._rows}, batch_size={self._batch_size})"
 
 
 def evaluation_batches(
@@ -207,8 +205,7 @@ def evaluation_batches(
 
     def batches() -> Iterator[Batch]:
         for first in range(0, total, batch_size):
-            group = [row_of(first + row) for row in kept]
-            batch = {key: np.stack([row[key] for row in group]) for key in group[0]}
+            batch = _stacked([row_of(first + row) for row in kept])
             yield batch if reset else _without_context(batch)
 
     return batches()
@@ -248,6 +245,10 @@ def require_weights(name: str, weights: Sequence[float], corpora: int) -> None:
     for weight in weights:
         if not (isinstance(weight, int | float) and math.isfinite(weight) and weight > 0):
             raise ValueError(f"{name} is {weights}; all of them must be numbers above 0")
+
+
+def _stacked(rows: Sequence[Batch]) -> Batch:
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
 
 
 def _without_context(batch: Batch) -> Batch:

@@ -5,40 +5,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from interdomain_jax import checkpoints, sharding
-from interdomain_jax import workdir as workdirs
+from interdomain_jax import sharding
 from interdomain_jax.data.corpora import open_corpora
 from interdomain_jax.data.loader import corpus_counts, evaluation_batches
 from interdomain_jax.data.windows import TokenSequences
-from interdomain_jax.experiment import build_experiment, check_rows, require_positive
+from interdomain_jax.experiment import check_rows, require_positive
 from interdomain_jax.scoring import LanguageModel, make_score_function, score_batches
+from interdomain_jax.trained import Trained, find_trained
 
 CONTEXT_MULTIPLES = (1, 2, 4)
 SPLIT = "validation"
 
 
-class Trained(NamedTuple):
+class Task(NamedTuple):
     """A checkpoint to evaluate, its inputs checked; nothing is compiled yet.
 
     Attributes:
-        config: the config that the run saved.
-        step: the step of the checkpoint.
+        trained: the checkpoint.
+        corpora: the documents to score.
         max_tokens: tokens to score from the start of the split, None for all.
     """
 
-    config: ConfigDict
-    step: int
-    workdir: epath.Path
-    mesh: Mesh
-    model: LanguageModel
-    abstract_params: Any
-    eos_id: int
+    trained: Trained
     corpora: Sequence[TokenSequences]
     max_tokens: int | None
 
@@ -96,7 +88,7 @@ def prepare(
     *,
     checkpoint: str = "latest",
     max_tokens: int | None = None,
-) -> Trained:
+) -> Task:
     """Checks that `workdir` holds a checkpoint and builds the model and data it was trained with.
 
     Args:
@@ -111,42 +103,27 @@ def prepare(
     """
     if max_tokens is not None:
         require_positive("max_tokens", max_tokens)
-    workdir = epath.Path(workdir)
-    config = workdirs.load_config(workdir)
-    step = checkpoints.find_step(workdir, checkpoint)
-    model, tokenizer = build_experiment(config)
-    mesh = sharding.make_mesh(mesh_sizes)
-    check_rows(config, mesh)
-    variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))
-    return Trained(
-        config=config,
-        step=step,
-        workdir=workdir,
-        mesh=mesh,
-        model=model,
-        abstract_params=sharding.placed(variables["params"], mesh),
-        eos_id=tokenizer.eos_id,
-        corpora=open_corpora(config.data, SPLIT, tokenizer),
-        max_tokens=max_tokens,
-    )
+    trained = find_trained(workdir, mesh_sizes, checkpoint)
+    check_rows(trained.config, trained.mesh)
+    return Task(trained, open_corpora(trained.config.data, SPLIT, trained.tokenizer), max_tokens)
 
 
-def evaluate(trained: Trained) -> Evaluation:
+def evaluate(task: Task) -> Evaluation:
     """Restores the parameters and scores the split at each of `CONTEXT_MULTIPLES`."""
-    config = trained.config
-    params = checkpoints.restore_params(trained.workdir, trained.step, trained.abstract_params)
-    counts = corpus_counts(trained.corpora)
+    trained, config = task.trained, task.trained.config
+    params = trained.restore_params()
+    counts = corpus_counts(task.corpora)
     results = context_results(
         trained.model,
         params,
-        trained.corpora,
+        task.corpora,
         context_lengths=[config.data.sequence_length * n for n in CONTEXT_MULTIPLES],
         tokens_per_batch=config.data.batch_size // config.accumulation_steps * config.data.sequence_length,
         vocab_chunks=config.vocab_chunks,
         bytes_per_token=counts.bytes / counts.tokens,
-        max_tokens=trained.max_tokens,
+        max_tokens=task.max_tokens,
         reset=config.data.reset,
-        eos_id=trained.eos_id,
+        eos_id=trained.tokenizer.eos_id,
         mesh=trained.mesh,
     )
     return Evaluation(

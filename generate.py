@@ -1,0 +1,208 @@
+"""Generates text with a trained model.
+
+    python generate.py --workdir=runs/tiny --prompt='def main():' --max_new_tokens=200
+    python generate.py --workdir=runs/tiny --prompts=prompts.jsonl --samples=4 --temperature=0.8 --output=out.jsonl
+    echo 'import os' | python generate.py --workdir=runs/tiny --prompts=-
+    python generate.py --workdir=runs/tiny --interactive
+
+A file of prompts has a JSON object with the field "prompt" on each line; standard input has a prompt on each line. Text
+goes to standard output as it comes, or as JSON lines to `--output`; speeds go to standard error.
+"""
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from interdomain_jax import cli, sharding, strict_json
+from interdomain_jax.inference import Generator, Request, Sampling
+from interdomain_jax.inference.texts import TextStream, prompt_ids
+from interdomain_jax.trained import Trained, find_trained
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+_CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "'latest', 'best' (on validation), or the number of a step.")
+_PROMPT = flags.DEFINE_multi_string("prompt", [], "A text to go on from; may be given several times.")
+_PROMPTS = flags.DEFINE_string(
+    "prompts", None, "A file of JSON lines with the field 'prompt', or - for standard input."
+)
+_INTERACTIVE = flags.DEFINE_bool("interactive", False, "Asks for lines; each goes on behind all that was said before.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens to generate, at most.", lower_bound=1)
+_SAMPLES = flags.DEFINE_integer("samples", 1, "Completions of each prompt.", lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Divides the logits; 0 takes the most likely token.")
+_TOP_K = flags.DEFINE_integer("top_k", 0, "Draws from the k most likely tokens; 0 for all.")
+_TOP_P = flags.DEFINE_float("top_p", 1.0, "Draws from the most likely tokens of this probability together.")
+_MIN_P = flags.DEFINE_float("min_p", 0.0, "Draws from tokens at least so likely, as a share of the most likely one.")
+_PENALTY = flags.DEFINE_float("repetition_penalty", 1.0, "Makes tokens that have been seen less likely; 1 for none.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the first completion; the next ones count on.", lower_bound=0)
+_STOP = flags.DEFINE_multi_string("stop", [], "A text that ends a completion, beside the end of a document.")
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", None, "Completions at a time; all, up to 16, if not given.", lower_bound=1
+)
+_MAX_LENGTH = flags.DEFINE_integer(
+    "max_length",
+    None,
+    "Tokens that softmax layers hold, prompts and completions together; what is needed, or 4096 with "
+    "--interactive, if not given.",
+    lower_bound=1,
+)
+_CHUNK_SIZE = flags.DEFINE_integer("chunk_size", 512, "Tokens of the prompts read at a time: a power of two.")
+_OUTPUT = flags.DEFINE_string("output", None, "A file for JSON lines: prompt, completion, tokens, log-probabilities.")
+_MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
+
+
+def read_prompts() -> list[str]:
+    """The prompts of the flags, in order."""
+    prompts = list(_PROMPT.value)
+    if _PROMPTS.value == "-":
+        return prompts + [line.removesuffix("\n") for line in sys.stdin]
+    if _PROMPTS.value is not None:
+        prompts += prompts_of_file(Path(_PROMPTS.value))
+    return prompts
+
+
+def prompts_of_file(path: Path) -> Iterator[str]:
+    """The field "prompt" of each line.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is no JSON object with that field.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"--prompts={path} does not exist")
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, KeyError, TypeError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise ValueError(f"line {number} of {path} must be a JSON object with the field 'prompt', a text")
+        yield prompt
+
+
+def requests_of(trained: Trained, prompts: Sequence[str]) -> list[Request]:
+    """So many samples of each prompt."""
+    tokenizer = trained.tokenizer
+    sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value, _PENALTY.value)
+    return [
+        Request(
+            prompt_ids(tokenizer, prompt),
+            _MAX_NEW_TOKENS.value,
+            sampling,
+            _SEED.value + number,
+            stop=((tokenizer.eos_id,),),
+        )
+        for number, prompt in enumerate(prompt for prompt in prompts for _ in range(_SAMPLES.value))
+    ]
+
+
+def main(_: list[str]) -> None:
+    with cli.exit_on_bad_input():
+        trained = find_trained(_WORKDIR.value, _MESH.value, _CHECKPOINT.value)
+        prompts = read_prompts()
+        if not prompts and not _INTERACTIVE.value:
+            raise ValueError("there is no prompt: give --prompt, --prompts or --interactive")
+        requests = requests_of(trained, prompts)
+        parts = sharding.row_parts(trained.mesh)
+        wanted = _BATCH_SIZE.value or min(16, max(1, len(requests)))
+        longest = max((len(request.prompt) for request in requests), default=0)
+        generator = Generator(
+            trained.model,
+            trained.restore_params(),
+            trained.mesh,
+            batch_size=-(-wanted // parts) * parts,
+            max_length=_MAX_LENGTH.value or (4096 if _INTERACTIVE.value else longest + _MAX_NEW_TOKENS.value),
+            chunk_size=_CHUNK_SIZE.value,
+        )
+        generator.check(requests)
+    if _INTERACTIVE.value:
+        converse(trained, generator)
+    else:
+        complete(trained, generator, prompts, requests)
+
+
+def complete(trained: Trained, generator: Generator, prompts: Sequence[str], requests: Sequence[Request]) -> None:
+    """Writes a completion of each request, the first ones as they come."""
+    streams = [TextStream(trained.tokenizer, request.prompt, _STOP.value) for request in requests]
+    texts = [""] * len(requests)
+    # One text at a time can be seen while it grows.
+    shows = len(requests) == 1 and _OUTPUT.value is None
+    if shows:
+        print(prompts[0], end="", flush=True)
+    started, first_token = time.perf_counter(), 0.0
+
+    def on_tokens(number: int, tokens: list[int]) -> None:
+        nonlocal first_token
+        first_token = first_token or time.perf_counter() - started
+        if not streams[number].stopped:
+            tell(number, streams[number].push(tokens))
+
+    def tell(number: int, text: str) -> None:
+        texts[number] += text
+        if shows:
+            print(text, end="", flush=True)
+
+    completions = generator.generate(requests, on_tokens=on_tokens)
+    seconds = time.perf_counter() - started
+    for number, stream in enumerate(streams):
+        tell(number, stream.finish())
+    if shows:
+        print()
+    elif _OUTPUT.value is None:
+        for number, text in enumerate(texts):
+            print(f"{prompts[number // _SAMPLES.value]}{text}\n")
+    else:
+        lines = [
+            strict_json.dumps(
+                {
+                    "prompt": prompts[number // _SAMPLES.value],
+                    "completion": texts[number],
+                    "seed": requests[number].seed,
+                    **completion._asdict(),
+                    "finish_reason": "stop" if streams[number].stopped else completion.finish_reason,
+                }
+            )
+            for number, completion in enumerate(completions)
+        ]
+        Path(_OUTPUT.value).write_text("\n".join(lines) + "\n")
+    tokens = sum(len(completion.tokens) for completion in completions)
+    print(
+        f"{tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} tokens/s, compilation included; "
+        f"the first after {first_token:.2f} s",
+        file=sys.stderr,
+    )
+
+
+def converse(trained: Trained, generator: Generator) -> None:
+    """Goes on behind each line that is typed, and behind all that was said before, until there is no more."""
+    tokenizer, state = trained.tokenizer, None
+    for number in itertools.count():
+        try:
+            line = input("> ")
+        except EOFError:
+            return
+        ids = prompt_ids(tokenizer, line) if state is None else tokenizer.encode(f"\n{line}\n").tolist()
+        (request,) = requests_of(trained, [line])[:1]
+        stream = TextStream(tokenizer, ids, _STOP.value)
+        started = time.perf_counter()
+        with cli.exit_on_bad_input():
+            state = generator.read([ids], state)
+            show = lambda _, tokens, stream=stream: print(stream.push(tokens), end="", flush=True)
+            (completion,), state = generator.go_on(
+                state, [request._replace(seed=request.seed + number)], show, stream_every=4
+            )
+        print(stream.finish())
+        seconds = time.perf_counter() - started
+        print(
+            f"[{len(ids)} tokens read and {len(completion.tokens)} generated in {seconds:.2f} s; the state has "
+            f"{state.bytes / 2**20:.2f} MiB]",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=cli.parse_flags)

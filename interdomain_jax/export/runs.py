@@ -1,0 +1,112 @@
+"""From the checkpoint of a run to an exported model, and from an exported model to a run of no steps yet."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from ml_collections import ConfigDict
+
+from interdomain_jax import checkpoints, sharding
+from interdomain_jax import workdir as workdirs
+from interdomain_jax.data.tokenizers import load_tokenizer
+from interdomain_jax.experiment import build_experiment, check_fields
+from interdomain_jax.export.llama_layout import read_llama, write_llama
+from interdomain_jax.export.safetensors_files import Loaded, load_model, model_fields, save_model
+from interdomain_jax.export.tensor_files import local_path
+from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.training import checkpoints as training_checkpoints
+from interdomain_jax.training.optimizer import make_optimizer
+from interdomain_jax.training.state import init_state
+
+LAYOUTS = ("safetensors", "llama")
+
+_OF_STATES = ("state_dim", "read", "output_gate")
+
+
+class Summary(NamedTuple):
+    """What was written: the step of the parameters, and their number."""
+
+    step: int
+    parameters: int
+
+
+def export_run(
+    workdir: epath.PathLike, output: str, *, checkpoint: str = "latest", layout: str = "safetensors"
+) -> Summary:
+    """Writes the parameters of a checkpoint for others.
+
+    Args:
+        workdir: of the run.
+        output: the file, or with the layout "llama" the directory, to write.
+        checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
+        layout: "safetensors", see `save_model`; or "llama", see `write_llama`.
+
+    Raises:
+        FileNotFoundError: there is no run or no checkpoint.
+        ValueError: the layout cannot express the model, or the output cannot be there.
+        RunError: the checkpoint is damaged, or the output cannot be written.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; it must be one of {LAYOUTS}")
+    config = workdirs.load_config(epath.Path(workdir))
+    workdirs.require_writable("output", epath.Path(local_path(output).absolute().parent))
+    step = checkpoints.find_step(epath.Path(workdir), checkpoint)
+    model = Decoder(**config.model)
+    abstract = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))["params"]
+    mesh = sharding.make_mesh(sharding.mesh_config(), jax.devices()[:1])
+    params = checkpoints.restore_params(epath.Path(workdir), step, sharding.placed(abstract, mesh))
+    if layout == "llama":
+        eos_id = load_tokenizer(config.data.tokenizer).eos_id
+        write_llama(output, model, params, max_length=config.data.sequence_length, eos_id=eos_id)
+    else:
+        save_model(output, model, params)
+    return Summary(step, _count(params))
+
+
+def load_run(source: str, config: ConfigDict, workdir: epath.PathLike) -> Summary:
+    """Makes an exported model a run of no steps yet, which can be evaluated, and trained on.
+
+    Args:
+        source: a file that `save_model` wrote, or the directory of a Hugging Face Llama.
+        config: all that the run needs beside the model: data, tokenizer, optimizer, and how the model is computed. The
+            other fields of its model are replaced by those of the file.
+        workdir: that does not exist yet, or is empty.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: the source holds no model that can be read, the config does not go with it, or the workdir is not
+            empty.
+        RunError: the workdir cannot be written.
+    """
+    workdir = epath.Path(workdir)
+    if workdir.exists() and any(workdir.iterdir()):
+        raise ValueError(f"workdir {workdir} is not empty; give one that is not there yet")
+    workdirs.require_writable("workdir", workdir)
+    loaded = _read(source, scan_layers=config.model.scan_layers)
+    config = config.copy_and_resolve_references()
+    fields = model_fields(loaded.model)
+    if set(loaded.model.mixers) == {"softmax"}:
+        # Nothing hangs on them, so that the command that trains the like trains this one.
+        fields = {name: value for name, value in fields.items() if name not in _OF_STATES}
+    config.model.update(fields)
+    check_fields(config)
+    model = build_experiment(config).model
+    optimizer = make_optimizer(num_steps=config.num_steps, **config.optimizer)
+    state = init_state(model, optimizer, seed=config.seed, mesh=sharding.make_mesh(config.mesh))
+    places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
+    state = state._replace(params=jax.device_put(loaded.params, places))
+    with checkpoints.open_checkpoints(workdir) as opened:
+        training_checkpoints.save(opened, state, None, config)
+    # The last, so that there is no run without a checkpoint.
+    workdirs.save_config(workdir, config)
+    return Summary(0, _count(state.params))
+
+
+def _read(source: str, *, scan_layers: bool) -> Loaded:
+    read = read_llama if local_path(source).is_dir() else load_model
+    return read(source, scan_layers=scan_layers)
+
+
+def _count(params: object) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,0 +1,98 @@
+"""The names that a model's parameters have on disk: Flax's, joined by dots, with the layers counted through.
+
+    embed.embedding
+    layers.0.mixer_norm.scale
+    layers.0.mixer.query.kernel
+    ...
+    norm.scale
+    unembed.kernel
+
+Layer `n` is block `n % P` of repeat `n // P` of a pattern of `P` mixers, whether the layers are scanned or not. A
+tensor has the shape of its parameter: kernels are [inputs, outputs].
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.modules.layer_layout import separate_layers, stack_layers
+
+_LAYER = re.compile(r"layers_(\d+)\.block_(\d+)\.")
+_MOST_DIFFERENCES = 8
+
+Tensors = dict[str, np.ndarray]
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+
+
+def tensor_shapes(model: Decoder) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of each tensor of the model by its name on disk; computes nothing."""
+    return _by_name(model, _abstract_separate_params(model))
+
+
+def to_tensors(model: Decoder, params: Any) -> Tensors:
+    """The parameters as NumPy arrays by their names on disk.
+
+    Args:
+        model: whose parameters they are.
+        params: its parameters, with scanned layers or without, whatever `model.scan_layers` says.
+
+    Raises:
+        ValueError: they are of another model; the message names the tensors that differ.
+    """
+    tensors = _by_name(model, separate_layers(jax.device_get(params)))
+    require_same(tensor_shapes(model), tensors, source="the tree of parameters")
+    return tensors
+
+
+def to_params(model: Decoder, tensors: Mapping[str, np.ndarray]) -> Any:
+    """The parameters of the model as `jax.Array`s, from exactly the tensors of `tensor_shapes`."""
+    named = lambda path, _: jnp.array(tensors[_name(model, path)])
+    params = jax.tree_util.tree_map_with_path(named, _abstract_separate_params(model))
+    return stack_layers(params) if model.scan_layers else params
+
+
+def require_same(wanted: Shapes, tensors: Mapping[str, Any], *, source: str) -> None:
+    """Raises ValueError, naming tensors, unless they have the names, shapes and dtypes that are wanted.
+
+    Args:
+        wanted: by name.
+        tensors: by name; anything with a shape and a dtype.
+        source: where they are from, as the subject of the message.
+    """
+    differences = [f"{name} is missing" for name in wanted if name not in tensors]
+    differences += [f"{name} is not expected" for name in tensors if name not in wanted]
+    differences += [
+        f"{name} is {_described(tensors[name])} where {_described(wanted[name])} is expected"
+        for name in wanted.keys() & tensors.keys()
+        if _described(tensors[name]) != _described(wanted[name])
+    ]
+    if differences:
+        rest = len(differences) - _MOST_DIFFERENCES
+        told = sorted(differences)[:_MOST_DIFFERENCES] + ([f"and {rest} more"] if rest > 0 else [])
+        raise ValueError(f"{source} does not fit the model: {'; '.join(told)}")
+
+
+def _abstract_separate_params(model: Decoder) -> Any:
+    # A scanned model is traced in the time of one pattern; how it computes plays no part.
+    scanned = model.clone(scan_layers=True, implementation=None)
+    init = lambda key: separate_layers(scanned.init(key, jnp.zeros((1, 1), jnp.int32))["params"])
+    return jax.eval_shape(init, jax.random.key(0))
+
+
+def _by_name(model: Decoder, params: Any) -> dict[str, Any]:
+    return {_name(model, path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _name(model: Decoder, path: tuple[Any, ...]) -> str:
+    """The name on disk of a parameter of separate layers."""
+    number = lambda match: f"layers.{int(match[1]) * len(model.mixers) + int(match[2])}."
+    return _LAYER.sub(number, jax.tree_util.keystr(path, simple=True, separator="."))
+
+
+def _described(tensor: Any) -> str:
+    return f"{jnp.dtype(tensor.dtype).name} {tuple(tensor.shape)}"

@@ -1,0 +1,386 @@
+"""Generation: prompts are read in chunks, and tokens decoded in one compiled loop, for a batch of requests at once.
+
+The batch has a fixed number of rows. A request's tokens depend on its own settings and seed, and not on what the other
+rows do, nor on which row it has.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+from jaxtyping import Bool, Float, Int
+
+from interdomain_jax import sharding
+from interdomain_jax.inference.sampling import Sampling, next_tokens
+from interdomain_jax.inference.states import State, empty_state, take_rows
+from interdomain_jax.modules.decoder import Decoder
+
+# The shortest chunk of a prompt, and the fewest tokens, that a program is compiled for; others are powers of two of it.
+_SHORTEST = 16
+
+
+class Request(NamedTuple):
+    """What to generate.
+
+    Attributes:
+        prompt: token ids; none only behind a state that has read something.
+        max_new_tokens: at most so many, at least 1.
+        sampling: how they are drawn.
+        seed: of the drawing, 0 to 2^32 - 1.
+        stop: token sequences, such as that of EOS alone; the first one ends the text, and is left out of it.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    stop: tuple[tuple[int, ...], ...] = ()
+
+
+class Completion(NamedTuple):
+    """What was generated.
+
+    Attributes:
+        tokens: ids, without the stop sequence.
+        log_probabilities: of each of them, in nats, under the model itself: before any filter or temperature.
+        finish_reason: "stop" if a stop sequence came, "length" if not.
+    """
+
+    tokens: list[int]
+    log_probabilities: list[float]
+    finish_reason: Literal["stop", "length"]
+
+
+class _Settings(NamedTuple):
+    """Those of the requests, as arrays.
+
+    Attributes:
+        sampling: [B] each.
+        keys: [B] random keys.
+        limits: [B], most tokens.
+        stops: [B, S, L] ids, aligned to the right; -1 before them.
+    """
+
+    sampling: Sampling
+    keys: Array
+    limits: Int[Array, " B"]
+    stops: Int[Array, "B S L"]
+
+
+class _Written(NamedTuple):
+    """What the loop has written.
+
+    Attributes:
+        tokens: [B, N].
+        log_probabilities: [B, N].
+        counts: [B], tokens of each row.
+        done: [B], whether a row has ended.
+        stopped: [B], length of the stop sequence that ended it; 0 if none did.
+    """
+
+    tokens: Int[Array, "B N"]
+    log_probabilities: Float[Array, "B N"]
+    counts: Int[Array, " B"]
+    done: Bool[Array, " B"]
+    stopped: Int[Array, " B"]
+
+
+class Generator:
+    """Generates for batches of requests with one set of compiled programs.
+
+    Args:
+        model: the language model.
+        params: its parameters, on the mesh.
+        mesh: from `sharding.make_mesh`.
+        batch_size: rows; a multiple of `sharding.row_parts(mesh)`.
+        max_length: most tokens of a prompt and its completion together, in models with softmax layers, which reserve
+            the room for it; others have no such bound, and ignore it.
+        chunk_size: tokens of the prompts that are read at once: it bounds the memory.
+    """
+
+    def __init__(
+        self, model: Decoder, params: Any, mesh: Mesh, *, batch_size: int, max_length: int, chunk_size: int = 512
+    ):
+        parts = sharding.row_parts(mesh)
+        if batch_size < 1 or batch_size % parts:
+            raise ValueError(f"batch_size is {batch_size}; it must be a multiple of mesh.data times mesh.fsdp, {parts}")
+        if mesh.shape["seq"] > 1:
+            raise ValueError(
+                f"mesh.seq is {mesh.shape['seq']}; tokens that come one by one cannot be split: set it to 1"
+            )
+        if chunk_size < _SHORTEST or chunk_size & (chunk_size - 1):
+            raise ValueError(f"chunk_size is {chunk_size}; it must be a power of two and at least {_SHORTEST}")
+        self._model = model
+        self._params = params
+        self._batch_size = batch_size
+        self._max_length = max_length if "softmax" in model.mixers else None
+        self._chunk_size = chunk_size
+        jit = lambda function, **options: jax.jit(sharding.on_mesh(function, mesh), **options)
+        # A prompt is filled up to a power of two, which the cache must hold.
+        empty = functools.partial(empty_state, model, batch_size, _bucket(max_length))
+        self._empty = jit(empty, out_shardings=_places(model, jax.eval_shape(empty), mesh))
+        self._read = jit(functools.partial(_read, model), donate_argnums=1)
+        self._decode = jit(functools.partial(_decode, model), donate_argnums=(1, 3))
+        self._take = jit(functools.partial(take_rows, model))
+
+    def read(self, prompts: Sequence[Sequence[int]], state: State | None = None) -> State:
+        """Reads a prompt in each row, behind what it has read; a row without a prompt stays as it is.
+
+        Args:
+            prompts: token ids, of `batch_size` rows at most.
+            state: of the rows; nothing read if None. It is used up.
+
+        Raises:
+            ValueError: an id is not in the vocabulary, or a row would be longer than `max_length`.
+        """
+        self._check_rows(len(prompts))
+        state = self._empty() if state is None else state
+        for row, (prompt, length) in enumerate(zip(prompts, np.asarray(state.length), strict=False)):
+            try:
+                self._check_tokens(prompt)
+                self._check_length(int(length) + len(prompt), 0)
+            except ValueError as error:
+                raise ValueError(f"row {row}: {error}") from None
+        longest = max(map(len, prompts), default=0)
+        for start in range(0, longest, self._chunk_size):
+            length = min(self._chunk_size, _bucket(longest - start))
+            tokens = np.zeros((self._batch_size, length), np.int32)
+            is_token = np.zeros((self._batch_size, length), np.int32)
+            for row, prompt in enumerate(prompts):
+                piece = prompt[start : start + length]
+                tokens[row, : len(piece)], is_token[row, : len(piece)] = piece, 1
+            state = self._read(self._params, state, tokens, is_token)
+        return state
+
+    def fork(self, state: State, rows: Sequence[int]) -> State:
+        """A state whose rows are copies of these rows, filled up with the last; `state` stays as it is."""
+        self._check_rows(len(rows))
+        rows = [*rows, *[rows[-1]] * (self._batch_size - len(rows))]
+        return self._take(state, np.array(rows, np.int32))
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_tokens: Callable[[int, list[int]], None] | None = None,
+        stream_every: int = 8,
+    ) -> list[Completion]:
+        """Generates for any number of requests, `batch_size` at a time.
+
+        Args:
+            requests: in any number.
+            on_tokens: is given the number of a request and its next tokens, as soon as no stop sequence can take them
+                back.
+            stream_every: tokens between two calls of it, in each row.
+
+        Raises:
+            ValueError: a request is out of its range, or does not fit `max_length`; nothing is generated.
+        """
+        self.check(requests)
+        completions = []
+        for first in range(0, len(requests), self._batch_size):
+            group = requests[first : first + self._batch_size]
+            emit = None if on_tokens is None else lambda row, tokens, first=first: on_tokens(first + row, tokens)
+            completed, _ = self.go_on(self.read([request.prompt for request in group]), group, emit, stream_every)
+            completions += completed
+        return completions
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raises ValueError, naming the request, if one of them cannot be served."""
+        for number, request in enumerate(requests):
+            try:
+                if not len(request.prompt):
+                    raise ValueError("prompt is empty; give at least one token, such as that of the start of a text")
+                self._check_request(request, 0, request.prompt)
+            except ValueError as error:
+                raise ValueError(f"request {number}: {error}") from None
+
+    def go_on(
+        self,
+        state: State,
+        requests: Sequence[Request],
+        on_tokens: Callable[[int, list[int]], None] | None = None,
+        stream_every: int = 8,
+    ) -> tuple[list[Completion], State]:
+        """Generates behind what each row has read, the prompts of the requests, and returns the state after it.
+
+        The state has then read every token that was drawn, a stop sequence too. Arguments as for `generate`; a row that
+        has read nothing begins with logits of zero. `state` is used up.
+        """
+        self._check_rows(len(requests))
+        for row, (request, length) in enumerate(zip(requests, np.asarray(state.length), strict=False)):
+            try:
+                self._check_request(request, int(length), ())
+            except ValueError as error:
+                raise ValueError(f"row {row}: {error}") from None
+        settings = self._settings(requests)
+        most = max((request.max_new_tokens for request in requests), default=1)
+        written = _nothing_written(self._batch_size, _bucket(most), settings)
+        held_back = [max(map(len, request.stop), default=1) - 1 for request in requests]
+        emitted = [0] * len(requests)
+        steps = most if on_tokens is None else stream_every
+        while not np.all(written.done):
+            state, written = self._decode(self._params, state, settings, written, steps)
+            if on_tokens is None:
+                continue
+            host = jax.device_get(written)
+            for row, held in enumerate(held_back):
+                # What may still turn out to be a stop sequence waits.
+                end = int(host.counts[row] - host.stopped[row]) if host.done[row] else int(host.counts[row]) - held
+                if end > emitted[row]:
+                    on_tokens(row, host.tokens[row, emitted[row] : end].tolist())
+                    emitted[row] = end
+        host = jax.device_get(written)
+        completions = []
+        for row in range(len(requests)):
+            end = int(host.counts[row] - host.stopped[row])
+            completions.append(
+                Completion(
+                    host.tokens[row, :end].tolist(),
+                    host.log_probabilities[row, :end].tolist(),
+                    "stop" if host.stopped[row] else "length",
+                )
+            )
+        return completions, state
+
+    def _settings(self, requests: Sequence[Request]) -> _Settings:
+        """Rows without a request end at once."""
+        rows = [*requests, *[Request((), 0)] * (self._batch_size - len(requests))]
+        count = _bucket(max(len(request.stop) for request in rows), shortest=1)
+        length = _bucket(max((len(stop) for request in rows for stop in request.stop), default=1), shortest=1)
+        stops = np.full((self._batch_size, count, length), -1, np.int32)
+        for row, request in enumerate(rows):
+            for number, stop in enumerate(request.stop):
+                stops[row, number, length - len(stop) :] = stop
+        sampling = Sampling(*(np.array(values) for values in zip(*(request.sampling for request in rows), strict=True)))
+        sampling = Sampling(*(np.asarray(x, np.int32 if x is sampling.top_k else np.float32) for x in sampling))
+        keys = jax.vmap(jax.random.key)(np.array([request.seed for request in rows], np.uint32))
+        limits = jnp.array([request.max_new_tokens for request in rows], jnp.int32)
+        return _Settings(sampling, keys, limits, jnp.asarray(stops))
+
+    def _check_rows(self, count: int) -> None:
+        if count > self._batch_size:
+            raise ValueError(f"{count} rows are given; the batch has {self._batch_size}")
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self._model.vocab_size:
+                raise ValueError(f"token {token} is not in the vocabulary of {self._model.vocab_size} ids")
+
+    def _check_length(self, length: int, more: int) -> None:
+        if self._max_length is not None and length + more > self._max_length:
+            raise ValueError(
+                f"{length} tokens and {more} to generate are {length + more}; max_length is {self._max_length}, for "
+                "which softmax layers hold keys and values"
+            )
+
+    def _check_request(self, request: Request, length: int, prompt: Sequence[int]) -> None:
+        """Checks a request that comes with this prompt behind so many tokens."""
+        request.sampling.check()
+        if request.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
+        if not 0 <= request.seed < 2**32:
+            raise ValueError(f"seed is {request.seed}; it must be at least 0 and below 2**32")
+        if any(not stop for stop in request.stop):
+            raise ValueError("stop has an empty sequence; it would end the text before its first token")
+        self._check_tokens([*prompt, *itertools.chain(*request.stop)])
+        self._check_length(length + len(prompt), request.max_new_tokens)
+
+
+def _places(model: Decoder, state: State, mesh: Mesh) -> Any:
+    """Where a state lies: each row on the devices that have its part of a batch."""
+    rows = jax.sharding.PartitionSpec(sharding.ROW_AXES)
+    # With scanned layers the leaves of a cache begin with an axis over the layers.
+    cache_rows = jax.sharding.PartitionSpec(None, sharding.ROW_AXES) if model.scan_layers else rows
+    place = lambda spec: lambda _: jax.sharding.NamedSharding(mesh, spec)
+    return jax.tree.map(place(rows), state)._replace(cache=jax.tree.map(place(cache_rows), state.cache))
+
+
+def _bucket(length: int, shortest: int = _SHORTEST) -> int:
+    """The power of two that a length is rounded up to, so that few programs serve all lengths."""
+    return max(shortest, 1 << (length - 1).bit_length() if length > 1 else 1)
+
+
+def _read(model: Decoder, params: Any, state: State, tokens: Array, is_token: Array) -> State:
+    """Reads [B, T] tokens, those that are none behind the others."""
+    result: Any = model.apply({"params": params}, tokens, segment_ids=is_token, cache=state.cache, unembed=False)
+    hidden, cache = result
+    count = jnp.sum(is_token, axis=1)
+    last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    rows = jnp.arange(len(tokens))[:, None]
+    return State(
+        cache,
+        jnp.where(count[:, None] > 0, _logits(params, last), state.logits),
+        state.seen.at[rows, tokens].max(is_token > 0),
+        state.length + count,
+    )
+
+
+def _logits(params: Any, hidden: Array) -> Array:
+    kernel = params["unembed"]["kernel"].astype(hidden.dtype)
+    return jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
+
+
+def _nothing_written(batch_size: int, length: int, settings: _Settings) -> _Written:
+    return _Written(
+        jnp.zeros((batch_size, length), jnp.int32),
+        jnp.zeros((batch_size, length), jnp.float32),
+        jnp.zeros(batch_size, jnp.int32),
+        jnp.asarray(settings.limits == 0),
+        jnp.zeros(batch_size, jnp.int32),
+    )
+
+
+def _decode(
+    model: Decoder, params: Any, state: State, settings: _Settings, written: _Written, steps: Array
+) -> tuple[State, _Written]:
+    """Draws and reads tokens until all rows are done, at most `steps` of each."""
+
+    def goes_on(carry: tuple[State, _Written, Array]) -> Array:
+        _, written, step = carry
+        return (step < steps) & ~jnp.all(written.done)
+
+    def body(carry: tuple[State, _Written, Array]) -> tuple[State, _Written, Array]:
+        state, written, step = carry
+        # A row's own number of the token, so that its draws do not depend on the others.
+        keys = jax.vmap(jax.random.fold_in)(settings.keys, written.counts)
+        tokens = next_tokens(state.logits, state.seen, settings.sampling, keys)
+        written = _write(written, tokens, jax.nn.log_softmax(state.logits), settings)
+        is_token = ~carry[1].done[:, None]
+        return _read(model, params, state, tokens[:, None], is_token.astype(jnp.int32)), written, step + 1
+
+    state, written, _ = jax.lax.while_loop(goes_on, body, (state, written, jnp.zeros((), jnp.int32)))
+    return state, written
+
+
+def _write(written: _Written, tokens: Array, log_probabilities: Array, settings: _Settings) -> _Written:
+    """Appends a token to each row that is not done, and finds those that are done then."""
+    rows = jnp.arange(len(tokens))
+    goes_on = ~written.done
+    # Rows that are done write beyond the end, where it is lost.
+    place = jnp.where(goes_on, written.counts, written.tokens.shape[1])
+    written_tokens = written.tokens.at[rows, place].set(tokens, mode="drop")
+    chosen = jnp.take_along_axis(log_probabilities, tokens[:, None], axis=1)[:, 0]
+    count = written.counts + goes_on
+    # The last tokens of each row, as many as a stop sequence may have; -2 where there are none.
+    length = settings.stops.shape[2]
+    places = count[:, None] - length + jnp.arange(length)
+    tail = jnp.where(places >= 0, jnp.take_along_axis(written_tokens, jnp.maximum(places, 0), axis=1), -2)
+    is_wanted = settings.stops >= 0
+    matches = jnp.all((settings.stops == tail[:, None]) | ~is_wanted, axis=2) & jnp.any(is_wanted, axis=2)
+    # Of several that end here the longest.
+    stopped = jnp.max(jnp.where(matches, jnp.sum(is_wanted, axis=2), 0), axis=1)
+    stopped = jnp.where(goes_on, stopped, written.stopped).astype(jnp.int32)
+    return _Written(
+        written_tokens,
+        written.log_probabilities.at[rows, place].set(chosen, mode="drop"),
+        count,
+        written.done | (stopped > 0) | (count >= settings.limits),
+        stopped,
+    )

@@ -1,0 +1,126 @@
+"""What a model knows of the texts that it has read, as a value: to keep, copy, save and go on from.
+
+The state of a recurrent mixer has a fixed size, however long the text was; that of softmax attention holds keys and
+values of every token, up to a length that is fixed beforehand.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.flax import load_file, save_file
+
+from interdomain_jax.modules.decoder import Cache, Decoder
+
+FORMAT = "1"
+
+
+class State(NamedTuple):
+    """What B rows have read.
+
+    Attributes:
+        cache: of the model's layers.
+        logits: [B, V] float32, of the next token; zeros before the first.
+        seen: [B, V], the tokens that were read, for the repetition penalty.
+        length: [B] int32, how many were read.
+    """
+
+    cache: Cache
+    logits: Float[Array, "B V"]
+    seen: Bool[Array, "B V"]
+    length: Int[Array, " B"]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
+
+
+def empty_state(model: Decoder, batch_size: int, max_length: int) -> State:
+    """The state before the first token; `max_length` bounds what softmax layers can hold."""
+    return State(
+        model.init_cache(batch_size, max_length),
+        jnp.zeros((batch_size, model.vocab_size), jnp.float32),
+        jnp.zeros((batch_size, model.vocab_size), bool),
+        jnp.zeros(batch_size, jnp.int32),
+    )
+
+
+def take_rows(model: Decoder, state: State, rows: Sequence[int] | Array) -> State:
+    """The state of these rows, in this order; a row may be taken several times: that forks it."""
+    # With scanned layers the leaves of a cache begin with an axis over the layers.
+    axis = 1 if model.scan_layers else 0
+    rows = jnp.asarray(rows)
+    cache = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=axis), state.cache)
+    return State(cache, *(jnp.take(leaf, rows, axis=0) for leaf in state[1:]))
+
+
+def save_state(
+    path: Path, model: Decoder, state: State, *, storage: Literal["float32", "bfloat16"] = "float32"
+) -> None:
+    """Writes a state as a safetensors file, all or nothing.
+
+    Args:
+        path: of the file.
+        model: that has read the texts.
+        state: of any number of rows.
+        storage: "float32" loses nothing. "bfloat16" halves the file, and rounds the recurrent states to 8 bits.
+    """
+    arrays = {
+        name: leaf.astype(jnp.bfloat16) if storage == "bfloat16" and leaf.dtype == jnp.float32 else leaf
+        for name, leaf in _named(state).items()
+    }
+    unfinished = path.with_name(f"{path.name}.tmp")
+    save_file(arrays, unfinished, metadata={"format": FORMAT, "model": _fields(model)})
+    unfinished.replace(path)
+
+
+def load_state(path: Path, model: Decoder) -> State:
+    """Reads a state that `save_state` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it holds no state, or one of another model.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        with safe_open(path, "flax") as file:
+            metadata = file.metadata() or {}
+        arrays = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file: {error}") from error
+    if metadata.get("format") != FORMAT or "model" not in metadata:
+        raise ValueError(f"{path} holds no state of format {FORMAT}")
+    if metadata["model"] != _fields(model):
+        there, here = json.loads(metadata["model"]), json.loads(_fields(model))
+        differences = [
+            f"{name} is {there.get(name)} there and {here[name]} here" for name in here if there.get(name) != here[name]
+        ]
+        raise ValueError(f"{path} holds a state of another model: {'; '.join(differences)}")
+    batch_size = arrays["length"].shape[0]
+    longest = max((leaf.shape[-3] for name, leaf in arrays.items() if name.endswith("/keys")), default=0)
+    abstract = jax.eval_shape(lambda: empty_state(model, batch_size, longest))
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays[_name(path)].astype(leaf.dtype), abstract)
+
+
+def _named(state: State) -> dict[str, Array]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _fields(model: Decoder) -> str:
+    """What a state depends on."""
+    names = ["vocab_size", "d_model", "num_layers", "num_heads", "head_dim", "mixers", "num_kv_heads", "state_dim"]
+    names += ["read", "scan_layers", "dtype"]
+    values = {name: getattr(model, name) for name in names}
+    return json.dumps(values | {"dtype": jnp.dtype(model.dtype).name})

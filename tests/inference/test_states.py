@@ -1,0 +1,93 @@
+"""States as values: saved, loaded elsewhere, forked, and refused by other models."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from interdomain_jax.inference import Request, Sampling
+from interdomain_jax.inference.states import load_state, save_state, take_rows
+from tests.inference.test_generator import generator, prompts_of, trained
+
+# In a process that has read nothing: the tokens of eight continuations of a saved state.
+CONTINUED = """
+import json, sys
+from pathlib import Path
+from interdomain_jax.inference import Request, Sampling
+from interdomain_jax.inference.states import load_state
+from tests.inference.test_generator import generator, trained
+
+mixers = tuple(sys.argv[2].split("-"))
+state = load_state(Path(sys.argv[1]), trained(mixers)[0])
+own = generator(mixers)
+tokens = []
+for first in (0, 4):
+    requests = [Request((), 20, Sampling(temperature=1.0), seed) for seed in range(first, first + 4)]
+    completions, _ = own.go_on(own.fork(state, [0, 0, 0, 0]), requests)
+    tokens += [completion.tokens for completion in completions]
+print(json.dumps(tokens))
+"""
+
+
+@pytest.mark.parametrize("mixers", [("interdomain",), ("softmax",)], ids="-".join)
+def test_a_saved_state_is_forked_in_another_process(tmp_path, mixers):
+    """Eight continuations, equal to eight runs over the whole text."""
+    (text,) = prompts_of(45)
+    own, (model, _) = generator(mixers), trained(mixers)
+    expected = own.generate([Request(text, 20, Sampling(temperature=1.0), seed) for seed in range(8)])
+    save_state(tmp_path / "text.state", model, take_rows(model, own.read([text]), [0]))
+    command = [sys.executable, "-c", CONTINUED, str(tmp_path / "text.state"), "-".join(mixers)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [completion.tokens for completion in expected]
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_storage(tmp_path, scan_layers):
+    """float32 to the last bit; bfloat16 within its 8 bits, in half the room."""
+    model, _ = trained(("interdomain", "softmax"), scan_layers)
+    state = generator(("interdomain", "softmax"), scan_layers).read(prompts_of(30, 2))
+    save_state(tmp_path / "whole", model, state)
+    save_state(tmp_path / "half", model, state, storage="bfloat16")
+    whole, half = load_state(tmp_path / "whole", model), load_state(tmp_path / "half", model)
+    for name in ("shape", "dtype"):
+        same = jax.tree.map(lambda a, b, name=name: getattr(a, name) == getattr(b, name), state, whole)
+        assert jax.tree.all(same)
+    jax.tree.map(np.testing.assert_array_equal, whole, state)
+    close = lambda actual, expected: np.testing.assert_allclose(
+        actual.astype(jnp.float32), expected.astype(jnp.float32), rtol=2**-8, atol=0
+    )
+    jax.tree.map(close, half, state)
+    assert (tmp_path / "half").stat().st_size < 0.6 * (tmp_path / "whole").stat().st_size
+
+
+def test_rows_can_be_taken_in_any_order():
+    for scan_layers in (False, True):
+        model, _ = trained(("interdomain", "softmax"), scan_layers)
+        state = generator(("interdomain", "softmax"), scan_layers).read(prompts_of(9, 4, 1, 30))
+        taken = take_rows(model, state, [2, 0, 2])
+        assert taken.length.tolist() == [1, 9, 1]
+        axis = 1 if scan_layers else 0
+        jax.tree.map(
+            lambda part, whole, axis=axis: np.testing.assert_array_equal(part, np.take(whole, [2, 0, 2], axis=axis)),
+            taken.cache,
+            state.cache,
+        )
+
+
+def test_what_is_no_state_of_the_model_is_refused(tmp_path):
+    model, _ = trained(("interdomain",))
+    other, _ = trained(("s4d",))
+    with pytest.raises(FileNotFoundError, match="missing does not exist"):
+        load_state(tmp_path / "missing", model)
+    (tmp_path / "text").write_text("a text")
+    with pytest.raises(ValueError, match="text is no safetensors file"):
+        load_state(tmp_path / "text", model)
+    save_state(tmp_path / "state", other, generator(("s4d",)).read(prompts_of(3)))
+    with pytest.raises(ValueError, match=r"another model: mixers is \['s4d'\] there and \['interdomain'\] here"):
+        load_state(tmp_path / "state", model)
