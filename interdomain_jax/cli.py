@@ -102,7 +102,7 @@ def end_of_run(notice: Notice) -> Iterator[None]:
         print(end.code, file=sys.stderr)
         _leave(1)
     except RunError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        print(f"{_program(sys.argv)}: {error}", file=sys.stderr)
         _leave(1)
     # A fault of the program keeps its traceback; at its exit JAX would wait for processes that wait for this one.
     except Exception:
@@ -133,7 +133,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     Returns:
         The arguments left after parsing, the program's name first.
     """
-    program = Path(argv[0]).name
+    program = _program(argv)
     try:
         _check_overrides(argv)
         remaining = flags.FLAGS(list(argv))
@@ -155,7 +155,13 @@ def exit_on_bad_input() -> Iterator[None]:
     try:
         yield
     except (ValueError, FileNotFoundError, RunError) as error:
-        sys.exit(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}")
+        sys.exit(f"{_program(sys.argv)}: {' '.join(str(error).split())}")
+
+
+def _program(argv: Sequence[str]) -> str:
+    """The name by which the user knows the program; a package that is run has it from its directory."""
+    path = Path(argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 class _BadFlagError(Exception):

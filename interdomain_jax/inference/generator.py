@@ -224,11 +224,13 @@ class Generator:
         written = _nothing_written(self._batch_size, _bucket(most), settings)
         held_back = [max(map(len, request.stop), default=1) - 1 for request in requests]
         emitted = [0] * len(requests)
-        steps = most if on_tokens is None else stream_every
+        # Of a stream the first token at once: it is waited for.
+        steps = most if on_tokens is None else 1
         while not np.all(written.done):
             state, written = self._decode(self._params, state, settings, written, steps)
             if on_tokens is None:
                 continue
+            steps = stream_every
             host = jax.device_get(written)
             for row, held in enumerate(held_back):
                 # What may still turn out to be a stop sequence waits.
@@ -258,8 +260,10 @@ class Generator:
         for row, request in enumerate(rows):
             for number, stop in enumerate(request.stop):
                 stops[row, number, length - len(stop) :] = stop
-        sampling = Sampling(*(np.array(values) for values in zip(*(request.sampling for request in rows), strict=True)))
-        sampling = Sampling(*(np.asarray(x, np.int32 if x is sampling.top_k else np.float32) for x in sampling))
+        values = Sampling(*zip(*(request.sampling for request in rows), strict=True))
+        sampling = Sampling(*(np.array(each, np.float32) for each in values))._replace(
+            top_k=np.array(values.top_k, np.int32)
+        )
         keys = jax.vmap(jax.random.key)(np.array([request.seed for request in rows], np.uint32))
         limits = jnp.array([request.max_new_tokens for request in rows], jnp.int32)
         return _Settings(sampling, keys, limits, jnp.asarray(stops))

@@ -11,23 +11,19 @@ import pytest
 from interdomain_jax.data.documents import documents_of
 from interdomain_jax.data.sources import make_source
 from interdomain_jax.data.stdlib_text import StdlibText, config_for
+from tests.network import network_raises
 
-PREPARE_OFFLINE = """
-import socket, sys
-
-def refuse(*args, **kwargs):
-    raise AssertionError("the network was called")
-
-socket.socket.connect = refuse
-socket.socket.connect_ex = refuse
-socket.getaddrinfo = refuse
-
+PREPARE_OFFLINE = (
+    network_raises("AssertionError")
+    + """
+import sys
 from interdomain_jax.data.sources import make_source
 
 source = make_source("stdlib_text", data_dir=sys.argv[1])
 source.write_texts()
 assert "tensorflow" not in sys.modules
 """
+)
 
 
 def expected_split(path: str) -> str:
