@@ -126,7 +126,10 @@ class Generator:
         empty = functools.partial(empty_state, model, batch_size, _bucket(max_length))
         self._empty = jit(empty, out_shardings=_places(model, jax.eval_shape(empty), mesh))
         self._read = jit(functools.partial(_read, model), donate_argnums=1)
-        self._decode = jit(functools.partial(_decode, model), donate_argnums=(1, 3))
+        # What is written goes out as it came in: placed in another way it would be another program.
+        written = sharding.replicated(mesh)
+        self._begin = jit(functools.partial(_nothing_written, batch_size), static_argnums=0, out_shardings=written)
+        self._decode = jit(functools.partial(_decode, model), donate_argnums=(1, 3), out_shardings=(None, written))
         self._take = jit(functools.partial(take_rows, model))
 
     def read(self, prompts: Sequence[Sequence[int]], state: State | None = None) -> State:
@@ -221,7 +224,7 @@ class Generator:
                 raise ValueError(f"row {row}: {error}") from None
         settings = self._settings(requests)
         most = max((request.max_new_tokens for request in requests), default=1)
-        written = _nothing_written(self._batch_size, _bucket(most), settings)
+        written = self._begin(_bucket(most), settings.limits)
         held_back = [max(map(len, request.stop), default=1) - 1 for request in requests]
         emitted = [0] * len(requests)
         # Of a stream the first token at once: it is waited for.
@@ -331,12 +334,12 @@ def _logits(params: Any, hidden: Array) -> Array:
     return jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
 
 
-def _nothing_written(batch_size: int, length: int, settings: _Settings) -> _Written:
+def _nothing_written(batch_size: int, length: int, limits: Array) -> _Written:
     return _Written(
         jnp.zeros((batch_size, length), jnp.int32),
         jnp.zeros((batch_size, length), jnp.float32),
         jnp.zeros(batch_size, jnp.int32),
-        jnp.asarray(settings.limits == 0),
+        limits == 0,
         jnp.zeros(batch_size, jnp.int32),
     )
 

@@ -156,6 +156,8 @@ def test_what_is_streamed_is_what_is_returned(stream_every):
     (plain,) = generator().generate([Request(prompts[0], 40, Sampling(temperature=1.5), seed=3)])
     stop = tuple(plain.tokens[30:33])
     requests = [Request(prompt, 40, Sampling(temperature=1.5), seed=3, stop=(stop,)) for prompt in prompts]
+    expected = generator().generate(requests)
+    programs = generator()._decode._cache_size()
     streamed = {row: [] for row in range(3)}
     calls = []
 
@@ -166,7 +168,9 @@ def test_what_is_streamed_is_what_is_returned(stream_every):
 
     completions = generator().generate(requests, on_tokens=on_tokens, stream_every=stream_every)
     assert [streamed[row] for row in range(3)] == [completion.tokens for completion in completions]
-    assert completions == generator().generate(requests)
+    assert completions == expected
+    # One program, into however many calls its steps are cut.
+    assert generator()._decode._cache_size() == programs
     assert completions[0].finish_reason == "stop"
     assert len(calls) >= (3 if stream_every == 64 else 40 // stream_every)
 
