@@ -6,20 +6,21 @@
     JAX_PLATFORMS=cpu python -m benchmarks.decode --compile_only --topology=h100:1
 
 Cases, each on one token for every row of a batch:
-    interdomain          the op, its state that of `prefix` tokens
+    interdomain          the step of our generator, its state that of `prefix` tokens
+    op                   the same token by `interdomain_attention`, called once for each
     kernel               the same by the Pallas kernel of the platform; on GPUs and TPUs
     paper                the same output as the paper computes it: U = C X_k and Gamma = C X_v formed
     s4d                  the control's linear contraction, of a state as large
     softmax              jax.nn.dot_product_attention with a cache of `prefix` keys and values; on GPUs by cuDNN too
-    softmax heads first  the same, its cache in the order that its products read; XLA on a CPU puts the other in order
-                         for every token
+    softmax heads first  the same, its cache in the order that its products read, as our decoder keeps it; XLA on a CPU
+                         puts the other in order for every token
     copy                 reads and writes the state where it lies, no more: the lower bound
     first prefix         interdomain once more, its state that of the first prefix: what "flat" is measured by
 
 A timing is a compiled loop of many steps, each of which updates in place what the last one left, as a decoder's own
-loop does; starting the loop is timed by one of no steps. What the op makes of its parameters it makes for every token,
-as in a model whose layers are a loop. The cases of a cell are interleaved and medians reported, for a machine is rarely
-alone; the ratios are what to read. A case whose program wants more than half of the free memory is marked, not run.
+loop does; starting the loop is timed by one of no steps. What the dynamics give is worked out before the loop, but for
+the op and the kernels. The cases of a cell are interleaved and medians reported, for a machine is rarely alone; the
+ratios are what to read. A case whose program wants more than half of the free memory is marked, not run.
 The whole grid takes about ten minutes on two CPU cores, most of it softmax attention.
 
 With `--compile_only` the step is compiled for a chip that is not there, and its arithmetic and memory traffic are

@@ -16,8 +16,9 @@ from jax import Array
 
 from benchmarks.problems import random_inputs
 from interdomain_jax.array_types import State
-from interdomain_jax.ops import Dynamics, interdomain_attention, linear_contraction, state_at
-from interdomain_jax.ops.dynamics import complex_multiply, lambda_powers, read_factors
+from interdomain_jax.ops import Dynamics, interdomain_attention, state_at
+from interdomain_jax.ops.decoding import DecodingState, begin_interdomain, begin_linear, interdomain_step, linear_step
+from interdomain_jax.ops.dynamics import ReadFactors, complex_multiply, lambda_powers, read_factors
 from interdomain_jax.ops.interdomain import Implementation
 
 OURS = "interdomain"
@@ -48,38 +49,49 @@ class Cache(NamedTuple):
     values: Array
 
 
+class PaperState(NamedTuple):
+    """A state, and what its dynamics give: lambda and b [H, 2, M, 1], and the factors of the read."""
+
+    state: State
+    decay: Array
+    weight: Array
+    read: ReadFactors
+
+
 Step = Callable[[Any, Inputs], tuple[Any, Array]]
 
 
-def interdomain(state: State, inputs: Inputs, implementation: Implementation | None = None) -> tuple[State, Array]:
-    """The public op on one token, as a decoder calls it."""
+def interdomain(decoding: DecodingState, inputs: Inputs) -> tuple[DecodingState, Array]:
+    """The step of our generator."""
+    out, decoding = interdomain_step(*inputs[:3], decoding)
+    return decoding, out
+
+
+def op(state: State, inputs: Inputs, implementation: Implementation | None = None) -> tuple[State, Array]:
+    """The public op on one token, its state as all ops take it; what its dynamics give is worked out every time."""
     out, state = interdomain_attention(*inputs, initial_state=state, implementation=implementation)
     return state, out
 
 
-def paper(state: State, inputs: Inputs) -> tuple[State, Array]:
+def paper(carry: PaperState, inputs: Inputs) -> tuple[PaperState, Array]:
     """The same output as the paper computes it: U = C X_k and Gamma = C X_v are formed, in the dtype of the token."""
-    q, k, v, dynamics = inputs
+    q, k, v, _ = inputs
     width = k.shape[-1]
-    decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1, jnp.int32))[:, 0, :, :, None]
-    weight = jnp.stack(dynamics.input_weight, axis=1)[..., None]
     z = jnp.concatenate([k, v], axis=-1).swapaxes(1, 2)[:, :, :, None]
-    state = complex_multiply(state, decay, axis=-3) + weight * z
-    readout, scale = read_factors(dynamics, "bilinear")
+    state = complex_multiply(carry.state, carry.decay, axis=-3) + carry.weight * z
+    readout, scale = carry.read
     modes = state.reshape(*state.shape[:2], -1, state.shape[-1])
     product = partial(jnp.einsum, precision="highest", preferred_element_type=state.dtype)
     coefficients = product("hcm,bhmz->bhcz", readout.astype(k.dtype), modes.astype(k.dtype))
     u, gamma = coefficients[..., :width], coefficients[..., width:]
     weights = product("bthr,bhcr->bhtc", q.astype(state.dtype), u) * scale[:, None]
-    return state, product("bhtc,bhcd->bthd", weights, gamma).astype(v.dtype)
+    return carry._replace(state=state), product("bhtc,bhcd->bthd", weights, gamma).astype(v.dtype)
 
 
-def s4d(state: State, inputs: Inputs) -> tuple[State, Array]:
+def s4d(decoding: DecodingState, inputs: Inputs) -> tuple[DecodingState, Array]:
     """The control's contraction, of a state as large as ours; its output is twice as wide."""
-    out, state = linear_contraction(
-        jnp.concatenate([inputs.k, inputs.v], axis=-1), inputs.dynamics, initial_state=state
-    )
-    return state, out
+    out, decoding = linear_step(jnp.concatenate([inputs.k, inputs.v], axis=-1), decoding)
+    return decoding, out
 
 
 def softmax(cache: Cache, inputs: Inputs, implementation: Any = None) -> tuple[Cache, Array]:
@@ -92,7 +104,8 @@ def softmax(cache: Cache, inputs: Inputs, implementation: Any = None) -> tuple[C
 
 
 def softmax_heads_first(cache: Cache, inputs: Inputs) -> tuple[Cache, Array]:
-    """The same with a cache in the order that its products read it, where the other is put in order for every token."""
+    """The same with a cache in the order that its products read it, as our decoder keeps it; the other one is put in
+    order for every token."""
     merge = lambda x: x.reshape(-1, 1, x.shape[-1])
     q, k, v = (merge(x) for x in inputs[:3])
     last = cache.keys.shape[1] - 1
@@ -111,8 +124,9 @@ def copy(state: State, inputs: Inputs) -> tuple[State, Array]:
 
 STEPS: dict[str, Step] = {
     OURS: interdomain,
-    "kernel (gpu)": partial(interdomain, implementation="pallas_gpu"),
-    "kernel (tpu)": partial(interdomain, implementation="pallas_tpu"),
+    "op": op,
+    "kernel (gpu)": partial(op, implementation="pallas_gpu"),
+    "kernel (tpu)": partial(op, implementation="pallas_tpu"),
     "paper": paper,
     "s4d": s4d,
     "softmax": softmax,
@@ -137,7 +151,8 @@ def carry_shape(name: str, layer: Layer, batch: int, prefix: int, dtype: Any) ->
         tokens = jax.ShapeDtypeStruct(shape, dtype)
         # Shapes in the place of arrays.
         return Cache(tokens, tokens)  # type: ignore[arg-type]
-    return jax.ShapeDtypeStruct((batch, layer.heads, 2, layer.state_dim, 2 * layer.head_dim), jnp.float32)
+    state = jax.ShapeDtypeStruct((batch, layer.heads, 2, layer.state_dim, 2 * layer.head_dim), jnp.float32)
+    return jax.eval_shape(partial(carried, name), state, make_inputs(layer, 1, dtype).dynamics)
 
 
 def make_inputs(layer: Layer, batch: int, dtype: Any) -> Inputs:
@@ -150,13 +165,28 @@ def make_inputs(layer: Layer, batch: int, dtype: Any) -> Inputs:
 
 def start(name: str, layer: Layer, batch: int, prefix: int, dtype: Any) -> Any:
     """What the case carries after `prefix` random tokens, the same ones in every row and for every case."""
-    row = _tokens(layer, prefix, dtype) if keeps_tokens(name) else _state(layer, prefix, dtype)
+    every_row = lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:]))
+    if not keeps_tokens(name):
+        carry = lambda row, dynamics: carried(name, every_row(row), dynamics)
+        return jax.jit(carry)(_state(layer, prefix, dtype), make_inputs(layer, 1, dtype).dynamics)
+    row = _tokens(layer, prefix, dtype)
     if name == HEADS_FIRST:
         row = jax.tree.map(lambda x: x.swapaxes(1, 2), row)
-    # A copy even for one row: the caller gives it away.
-    every_row = lambda x, to: jnp.copy(jnp.broadcast_to(x, (batch, *x.shape[1:]))).reshape(to.shape)
     shapes = carry_shape(name, layer, batch, prefix, dtype)
-    return jax.jit(lambda row: jax.tree.map(every_row, row, shapes))(row)
+    return jax.jit(lambda row: jax.tree.map(lambda x, to: every_row(x).reshape(to.shape), row, shapes))(row)
+
+
+def carried(name: str, state: State, dynamics: Dynamics) -> Any:
+    """What a case that keeps no tokens carries: this state, and what is worked out before the first token."""
+    if name == OURS:
+        return begin_interdomain(state, dynamics, state.shape[-1] // 2)
+    if name == "s4d":
+        return begin_linear(state, dynamics)
+    if name != "paper":
+        return state
+    decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1, jnp.int32))[:, 0, :, :, None]
+    weight = jnp.stack(dynamics.input_weight, axis=1)[..., None]
+    return PaperState(state, decay, weight, read_factors(dynamics, "bilinear"))
 
 
 def _tokens(layer: Layer, length: int, dtype: Any) -> Cache:

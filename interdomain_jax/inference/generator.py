@@ -18,8 +18,9 @@ from jaxtyping import Bool, Float, Int
 
 from interdomain_jax import sharding
 from interdomain_jax.inference.sampling import Sampling, next_tokens
-from interdomain_jax.inference.states import State, empty_state, take_rows
+from interdomain_jax.inference.states import State, empty_state, room, take_rows
 from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.modules.layer_layout import separate_layers
 
 # The shortest chunk of a prompt, and the fewest tokens, that a program is compiled for; others are powers of two of it.
 _SHORTEST = 16
@@ -96,7 +97,7 @@ class Generator:
 
     Args:
         model: the language model.
-        params: its parameters, on the mesh.
+        params: its parameters, on the mesh. Those of scanned layers are copied: drop them if memory is short.
         mesh: from `sharding.make_mesh`.
         batch_size: rows; a multiple of `sharding.row_parts(mesh)`.
         max_length: most tokens of a prompt and its completion together, in models with softmax layers, which reserve
@@ -116,6 +117,9 @@ class Generator:
             )
         if chunk_size < _SHORTEST or chunk_size & (chunk_size - 1):
             raise ValueError(f"chunk_size is {chunk_size}; it must be a power of two and at least {_SHORTEST}")
+        # States of stacked layers would be taken out and put back for every token.
+        if model.scan_layers:
+            model, params = model.clone(scan_layers=False), jax.jit(separate_layers)(params)
         self._model = model
         self._params = params
         self._batch_size = batch_size
@@ -124,13 +128,14 @@ class Generator:
         jit = lambda function, **options: jax.jit(sharding.on_mesh(function, mesh), **options)
         # A prompt is filled up to a power of two, which the cache must hold.
         empty = functools.partial(empty_state, model, batch_size, _bucket(max_length))
-        self._empty = jit(empty, out_shardings=_places(model, jax.eval_shape(empty), mesh))
+        self._empty = jit(empty, out_shardings=sharding.row_sharding(mesh))
         self._read = jit(functools.partial(_read, model), donate_argnums=1)
         # What is written goes out as it came in: placed in another way it would be another program.
         written = sharding.replicated(mesh)
-        self._begin = jit(functools.partial(_nothing_written, batch_size), static_argnums=0, out_shardings=written)
+        self._begin = jit(functools.partial(_begin, model), static_argnums=3, out_shardings=(None, written))
         self._decode = jit(functools.partial(_decode, model), donate_argnums=(1, 3), out_shardings=(None, written))
-        self._take = jit(functools.partial(take_rows, model))
+        self._end = jit(functools.partial(_end, model))
+        self._take = jit(take_rows)
 
     def read(self, prompts: Sequence[Sequence[int]], state: State | None = None) -> State:
         """Reads a prompt in each row, behind what it has read; a row without a prompt stays as it is.
@@ -144,10 +149,11 @@ class Generator:
         """
         self._check_rows(len(prompts))
         state = self._empty() if state is None else state
+        limit = self._limit(state)
         for row, (prompt, length) in enumerate(zip(prompts, np.asarray(state.length), strict=False)):
             try:
                 self._check_tokens(prompt)
-                self._check_length(int(length) + len(prompt), 0)
+                _check_length(int(length) + len(prompt), 0, limit)
             except ValueError as error:
                 raise ValueError(f"row {row}: {error}") from None
         longest = max(map(len, prompts), default=0)
@@ -171,6 +177,7 @@ class Generator:
         self,
         requests: Sequence[Request],
         *,
+        behind: State | None = None,
         on_tokens: Callable[[int, list[int]], None] | None = None,
         stream_every: int = 8,
     ) -> list[Completion]:
@@ -178,6 +185,8 @@ class Generator:
 
         Args:
             requests: in any number.
+            behind: a state; every prompt goes on behind what its first row has read, and may be empty. It stays as it
+                is.
             on_tokens: is given the number of a request and its next tokens, as soon as no stop sequence can take them
                 back.
             stream_every: tokens between two calls of it, in each row.
@@ -185,22 +194,25 @@ class Generator:
         Raises:
             ValueError: a request is out of its range, or does not fit `max_length`; nothing is generated.
         """
-        self.check(requests)
+        self.check(requests, behind)
         completions = []
         for first in range(0, len(requests), self._batch_size):
             group = requests[first : first + self._batch_size]
             emit = None if on_tokens is None else lambda row, tokens, first=first: on_tokens(first + row, tokens)
-            completed, _ = self.go_on(self.read([request.prompt for request in group]), group, emit, stream_every)
+            state = None if behind is None else self.fork(behind, [0])
+            state = self.read([request.prompt for request in group], state)
+            completed, _ = self.go_on(state, group, emit, stream_every)
             completions += completed
         return completions
 
-    def check(self, requests: Sequence[Request]) -> None:
-        """Raises ValueError, naming the request, if one of them cannot be served."""
+    def check(self, requests: Sequence[Request], behind: State | None = None) -> None:
+        """Raises ValueError, naming the request, if one of them cannot be served by `generate`."""
+        length, limit = (0, self._max_length) if behind is None else (int(behind.length[0]), self._limit(behind))
         for number, request in enumerate(requests):
             try:
-                if not len(request.prompt):
+                if behind is None and not len(request.prompt):
                     raise ValueError("prompt is empty; give at least one token, such as that of the start of a text")
-                self._check_request(request, 0, request.prompt)
+                self._check_request(request, length, request.prompt, limit)
             except ValueError as error:
                 raise ValueError(f"request {number}: {error}") from None
 
@@ -217,14 +229,15 @@ class Generator:
         has read nothing begins with logits of zero. `state` is used up.
         """
         self._check_rows(len(requests))
+        limit = self._limit(state)
         for row, (request, length) in enumerate(zip(requests, np.asarray(state.length), strict=False)):
             try:
-                self._check_request(request, int(length), ())
+                self._check_request(request, int(length), (), limit)
             except ValueError as error:
                 raise ValueError(f"row {row}: {error}") from None
         settings = self._settings(requests)
         most = max((request.max_new_tokens for request in requests), default=1)
-        written = self._begin(_bucket(most), settings.limits)
+        state, written = self._begin(self._params, state, settings.limits, _bucket(most))
         held_back = [max(map(len, request.stop), default=1) - 1 for request in requests]
         emitted = [0] * len(requests)
         # Of a stream the first token at once: it is waited for.
@@ -241,6 +254,7 @@ class Generator:
                 if end > emitted[row]:
                     on_tokens(row, host.tokens[row, emitted[row] : end].tolist())
                     emitted[row] = end
+        state = self._end(state)
         host = jax.device_get(written)
         completions = []
         for row in range(len(requests)):
@@ -280,15 +294,12 @@ class Generator:
             if not 0 <= token < self._model.vocab_size:
                 raise ValueError(f"token {token} is not in the vocabulary of {self._model.vocab_size} ids")
 
-    def _check_length(self, length: int, more: int) -> None:
-        if self._max_length is not None and length + more > self._max_length:
-            raise ValueError(
-                f"{length} tokens and {more} to generate are {length + more}; max_length is {self._max_length}, for "
-                "which softmax layers hold keys and values"
-            )
+    def _limit(self, state: State) -> int | None:
+        """The most tokens of a row; a state from elsewhere may have less room than those made here."""
+        return None if self._max_length is None else min(self._max_length, room(state) or 0)
 
-    def _check_request(self, request: Request, length: int, prompt: Sequence[int]) -> None:
-        """Checks a request that comes with this prompt behind so many tokens."""
+    def _check_request(self, request: Request, length: int, prompt: Sequence[int], limit: int | None) -> None:
+        """Checks a request that comes with this prompt behind so many tokens, of at most `limit`."""
         request.sampling.check()
         if request.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
@@ -297,16 +308,15 @@ class Generator:
         if any(not stop for stop in request.stop):
             raise ValueError("stop has an empty sequence; it would end the text before its first token")
         self._check_tokens([*prompt, *itertools.chain(*request.stop)])
-        self._check_length(length + len(prompt), request.max_new_tokens)
+        _check_length(length + len(prompt), request.max_new_tokens, limit)
 
 
-def _places(model: Decoder, state: State, mesh: Mesh) -> Any:
-    """Where a state lies: each row on the devices that have its part of a batch."""
-    rows = jax.sharding.PartitionSpec(sharding.ROW_AXES)
-    # With scanned layers the leaves of a cache begin with an axis over the layers.
-    cache_rows = jax.sharding.PartitionSpec(None, sharding.ROW_AXES) if model.scan_layers else rows
-    place = lambda spec: lambda _: jax.sharding.NamedSharding(mesh, spec)
-    return jax.tree.map(place(rows), state)._replace(cache=jax.tree.map(place(cache_rows), state.cache))
+def _check_length(length: int, more: int, limit: int | None) -> None:
+    if limit is not None and length + more > limit:
+        raise ValueError(
+            f"{length} tokens and {more} to generate are {length + more}; max_length is {limit}, for which softmax "
+            "layers hold keys and values"
+        )
 
 
 def _bucket(length: int, shortest: int = _SHORTEST) -> int:
@@ -334,14 +344,22 @@ def _logits(params: Any, hidden: Array) -> Array:
     return jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
 
 
-def _nothing_written(batch_size: int, length: int, limits: Array) -> _Written:
-    return _Written(
+def _begin(model: Decoder, params: Any, state: State, limits: Array, length: int) -> tuple[State, _Written]:
+    """The state in the form that decodes, and room for so many tokens of each row."""
+    batch_size = len(limits)
+    written = _Written(
         jnp.zeros((batch_size, length), jnp.int32),
         jnp.zeros((batch_size, length), jnp.float32),
         jnp.zeros(batch_size, jnp.int32),
         limits == 0,
         jnp.zeros(batch_size, jnp.int32),
     )
+    return state._replace(cache=model.begin_decoding(params, state.cache)), written
+
+
+def _end(model: Decoder, state: State) -> State:
+    """The state in its usual form."""
+    return state._replace(cache=model.end_decoding(state.cache))
 
 
 def _decode(

@@ -17,15 +17,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import load_file, save_file
 
 from interdomain_jax.modules.decoder import Cache, Decoder
+from interdomain_jax.modules.mixers import KeyValueCache
 
-FORMAT = "1"
+FORMAT = "2"
+
+Storage = Literal["float32", "bfloat16"]
 
 
 class State(NamedTuple):
     """What B rows have read.
 
     Attributes:
-        cache: of the model's layers.
+        cache: of the model's layers, each apart whether the model scans them or not; rows are the first axis.
         logits: [B, V] float32, of the next token; zeros before the first.
         seen: [B, V], the tokens that were read, for the repetition penalty.
         length: [B] int32, how many were read.
@@ -45,25 +48,20 @@ class State(NamedTuple):
 def empty_state(model: Decoder, batch_size: int, max_length: int) -> State:
     """The state before the first token; `max_length` bounds what softmax layers can hold."""
     return State(
-        model.init_cache(batch_size, max_length),
+        model.clone(scan_layers=False).init_cache(batch_size, max_length),
         jnp.zeros((batch_size, model.vocab_size), jnp.float32),
         jnp.zeros((batch_size, model.vocab_size), bool),
         jnp.zeros(batch_size, jnp.int32),
     )
 
 
-def take_rows(model: Decoder, state: State, rows: Sequence[int] | Array) -> State:
+def take_rows(state: State, rows: Sequence[int] | Array) -> State:
     """The state of these rows, in this order; a row may be taken several times: that forks it."""
-    # With scanned layers the leaves of a cache begin with an axis over the layers.
-    axis = 1 if model.scan_layers else 0
     rows = jnp.asarray(rows)
-    cache = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=axis), state.cache)
-    return State(cache, *(jnp.take(leaf, rows, axis=0) for leaf in state[1:]))
+    return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0), state)
 
 
-def save_state(
-    path: Path, model: Decoder, state: State, *, storage: Literal["float32", "bfloat16"] = "float32"
-) -> None:
+def save_state(path: Path, model: Decoder, state: State, *, storage: Storage = "float32") -> None:
     """Writes a state as a safetensors file, all or nothing.
 
     Args:
@@ -81,12 +79,17 @@ def save_state(
     unfinished.replace(path)
 
 
-def load_state(path: Path, model: Decoder) -> State:
+def load_state(path: Path, model: Decoder, *, max_length: int | None = None) -> State:
     """Reads a state that `save_state` wrote.
+
+    Args:
+        path: of the file.
+        model: of the same sizes as the one that has read the texts.
+        max_length: tokens that softmax layers shall have room for; None for as many as they had.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it holds no state, or one of another model.
+        ValueError: it holds no state, one of another model, or more tokens than `max_length`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
@@ -105,9 +108,36 @@ def load_state(path: Path, model: Decoder) -> State:
         ]
         raise ValueError(f"{path} holds a state of another model: {'; '.join(differences)}")
     batch_size = arrays["length"].shape[0]
-    longest = max((leaf.shape[-3] for name, leaf in arrays.items() if name.endswith("/keys")), default=0)
+    longest = max((leaf.shape[-2] for name, leaf in arrays.items() if name.endswith("/keys")), default=0)
     abstract = jax.eval_shape(lambda: empty_state(model, batch_size, longest))
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays[_name(path)].astype(leaf.dtype), abstract)
+    state = jax.tree_util.tree_map_with_path(lambda path, leaf: arrays[_name(path)].astype(leaf.dtype), abstract)
+    return state if max_length is None else _with_room(state, max_length)
+
+
+def room(state: State) -> int | None:
+    """The tokens that the softmax layers can hold; None if there are no such layers."""
+    return min((layer.keys.shape[2] for layer in _key_value_caches(state)), default=None)
+
+
+def _with_room(state: State, max_length: int) -> State:
+    longest = int(state.length.max())
+    if _key_value_caches(state) and longest > max_length:
+        raise ValueError(f"max_length is {max_length}; the state holds {longest} tokens")
+
+    def resize(tokens: Array) -> Array:
+        more = max(max_length - tokens.shape[2], 0)
+        return jnp.pad(tokens, [(0, 0), (0, 0), (0, more), (0, 0)])[:, :, :max_length]
+
+    def with_room(layer: Any) -> Any:
+        if not isinstance(layer, KeyValueCache):
+            return layer
+        return layer._replace(keys=resize(layer.keys), values=resize(layer.values))
+
+    return state._replace(cache=tuple(tuple(map(with_room, pattern)) for pattern in state.cache))
+
+
+def _key_value_caches(state: State) -> list[KeyValueCache]:
+    return [layer for pattern in state.cache for layer in pattern if isinstance(layer, KeyValueCache)]
 
 
 def _named(state: State) -> dict[str, Array]:
@@ -121,6 +151,6 @@ def _name(path: tuple[Any, ...]) -> str:
 def _fields(model: Decoder) -> str:
     """What a state depends on."""
     names = ["vocab_size", "d_model", "num_layers", "num_heads", "head_dim", "mixers", "num_kv_heads", "state_dim"]
-    names += ["read", "scan_layers", "dtype"]
+    names += ["read", "dtype"]
     values = {name: getattr(model, name) for name in names}
     return json.dumps(values | {"dtype": jnp.dtype(model.dtype).name})

@@ -1,6 +1,6 @@
 """The Llama-style pre-norm decoder: embedding, blocks of mixer and SwiGLU, untied output (paper, section 2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -166,6 +166,37 @@ class Decoder(nn.Module):
         if self.scan_layers:
             return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self._repeats, *leaf.shape)), pattern)
         return (pattern,) * self._repeats
+
+    @nn.nowrap
+    def begin_decoding(self, params: Mapping[str, Any], cache: Cache) -> Cache:
+        """The cache in a form in which single tokens are read fastest, until `end_decoding`.
+
+        Args:
+            params: of the model; what they give the tokens is worked out once, here.
+            cache: as a call or `init_cache` returned it.
+
+        Raises:
+            ValueError: the model scans its layers, which would copy the states and all that was worked out.
+        """
+        if self.scan_layers:
+            raise ValueError("scan_layers is True; decode with separate layers, see `modules/layer_layout.py`.")
+        return tuple(
+            tuple(
+                self._make_mixer(name)().begin_decoding(params[f"layers_{i}"][f"block_{j}"]["mixer"], layer)
+                for j, (name, layer) in enumerate(zip(self.mixers, pattern, strict=True))
+            )
+            for i, pattern in enumerate(cache)
+        )
+
+    @nn.nowrap
+    def end_decoding(self, cache: Cache) -> Cache:
+        """Undoes `begin_decoding`."""
+        return tuple(
+            tuple(
+                self._make_mixer(name)().end_decoding(layer) for name, layer in zip(self.mixers, pattern, strict=True)
+            )
+            for pattern in cache
+        )
 
     @property
     def _repeats(self) -> int:

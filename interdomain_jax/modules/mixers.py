@@ -30,6 +30,14 @@ from interdomain_jax.modules.layers import (
     project,
 )
 from interdomain_jax.modules.placement import Progress, no_progress, place_tokens
+from interdomain_jax.ops.decoding import (
+    DecodingState,
+    begin_interdomain,
+    begin_linear,
+    end_decoding,
+    interdomain_step,
+    linear_step,
+)
 from interdomain_jax.ops.dynamics import Dynamics, Read, discretize, s4d_inv
 from interdomain_jax.ops.interdomain import Implementation, interdomain_attention, linear_contraction
 from interdomain_jax.ops.shards import TOKEN_AXIS, over_mesh
@@ -54,12 +62,12 @@ class RecurrentCache(NamedTuple):
     """What a recurrent mixer carries from call to call; its size does not depend on the tokens seen.
 
     Attributes:
-        state: [B, Hkv, 2, M, R + D] float32, the state after the last token.
+        state: [B, Hkv, 2, M, R + D] float32, the state after the last token; while decoding in another form.
         convolutions: for each convolved projection, the last three inputs of the present document, [B, 3, width].
         progress: how far each row has come.
     """
 
-    state: State
+    state: State | DecodingState
     convolutions: dict[str, Activations]
     progress: Progress
 
@@ -68,14 +76,14 @@ class KeyValueCache(NamedTuple):
     """What softmax attention carries: keys and values of every token so far.
 
     Attributes:
-        keys: [B, L, Hkv, D], rotated; L is the most tokens the cache can hold.
-        values: [B, L, Hkv, D].
+        keys: [B, Hkv, L, D], rotated; L is the most tokens the cache can hold. Heads come first, as products read them.
+        values: [B, Hkv, L, D].
         filled: [B] int32, tokens held, those of earlier documents too.
         progress: how far each row has come.
     """
 
-    keys: Float[Array, "B L Hkv D"]
-    values: Float[Array, "B L Hkv D"]
+    keys: Float[Array, "B Hkv L D"]
+    values: Float[Array, "B Hkv L D"]
     filled: Int[Array, " B"]
     progress: Progress
 
@@ -143,12 +151,16 @@ class InterdomainAttention(nn.Module):
             positions: [B, T], for RoPE; by default those of the tokens in their documents, behind the cache's.
             segment_ids: [B, T], the document of each token; 0 is padding, which may lie anywhere, changes nothing and
                 gives zeros. None goes on with the document of the cache.
-            cache: of the tokens before, as the last call or `init_cache` returned it; None for training.
+            cache: of the tokens before, as the last call, `init_cache` or `begin_decoding` returned it; None for
+                training.
 
         Returns:
             [B, T, d_model], and the cache after the last token that is not padding, or None if none was given.
         """
         batch, length, d_model = x.shape
+        decodes = cache is not None and isinstance(cache.state, DecodingState)
+        if decodes and length != 1:
+            raise ValueError(f"a cache from begin_decoding takes tokens one by one; got {length}.")
         if segment_ids is not None:
             x = jnp.where((segment_ids != 0)[..., None], x, 0)
         kv_heads, width = self._kv_heads, self.head_dim
@@ -162,7 +174,8 @@ class InterdomainAttention(nn.Module):
                 parameters[f"{name}_convolution"] = taps
         parameters |= self._input_norm() | self._dynamics()
         # Everything between the projections runs on each device's own rows, heads and tokens.
-        cache_axes = "B" if cache is None else RecurrentCache._make(("B H", "B K H", "B"))
+        state_axes = DecodingState("B H", "B H", *["H"] * 4) if decodes else "B H"  # type: ignore[arg-type]
+        cache_axes = "B" if cache is None else RecurrentCache._make((state_axes, "B K H", "B"))
         parameter_axes = {name: _PARAMETER_AXES.get(name, "H") for name in parameters}
         mix = over_mesh(
             self._mix,
@@ -212,24 +225,33 @@ class InterdomainAttention(nn.Module):
             )
             for name, x, w in zip(("key", "value"), (k, v), weights, strict=True)
         )
-        dynamics = layer_dynamics(parameters)
-        op: Callable[..., tuple[Array, State]]
-        if self.projection == "query":
-            q = feature_map(convolved("query", rotate=True)).astype(self.dtype)
-            op = partial(interdomain_attention, q, k, v, dynamics, read=self.read)
+        asks = self.projection == "query"
+        tokens: tuple[Array, ...]
+        if asks:
+            tokens = (feature_map(convolved("query", rotate=True)).astype(self.dtype), k, v)
         else:
-            op = partial(linear_contraction, jnp.concatenate([k, v], axis=-1), dynamics)
+            tokens = (jnp.concatenate([k, v], axis=-1),)
         state = None if cache is None else cache.state
-        if state is not None and placement.continues is not None:
-            state = jnp.where(placement.continues[:, None, None, None, None], state, 0)
-        out, state = op(
-            initial_state=state,
-            segment_ids=placement.segment_ids,
-            padding_is_last=True,
-            chunk_size=self.chunk_size,
-            implementation=self.implementation,
-            axis_name=axis_name,
-        )
+        if isinstance(state, DecodingState):
+            step: Callable[..., tuple[Array, DecodingState]] = interdomain_step if asks else linear_step
+            real = None if placement.real is None else placement.real[:, 0]
+            out, state = step(*tokens, state, real=real, continues=placement.continues)
+        else:
+            op: Callable[..., tuple[Array, State]] = linear_contraction
+            if asks:
+                op = partial(interdomain_attention, read=self.read)
+            if state is not None and placement.continues is not None:
+                state = jnp.where(placement.continues[:, None, None, None, None], state, 0)
+            out, state = op(
+                *tokens,
+                layer_dynamics(parameters),
+                initial_state=state,
+                segment_ids=placement.segment_ids,
+                padding_is_last=True,
+                chunk_size=self.chunk_size,
+                implementation=self.implementation,
+                axis_name=axis_name,
+            )
         out = placement.restore_outputs(out.reshape(batch, length, -1))
         return out, None if cache is None else RecurrentCache(state, convolutions, placement.progress)
 
@@ -248,6 +270,23 @@ class InterdomainAttention(nn.Module):
             },
             no_progress(batch_size),
         )
+
+    @nn.nowrap
+    def begin_decoding(self, params: Mapping[str, Array], cache: RecurrentCache) -> RecurrentCache:
+        """The cache in a form in which single tokens are read fastest, for these parameters; see `ops/decoding.py`."""
+        assert not isinstance(cache.state, DecodingState), "decoding has begun"
+        # A kernel writes a state where it lies.
+        if (self.implementation or "").startswith("pallas"):
+            return cache
+        dynamics = layer_dynamics(params)
+        if self.projection == "query":
+            return cache._replace(state=begin_interdomain(cache.state, dynamics, self.head_dim, self.read))
+        return cache._replace(state=begin_linear(cache.state, dynamics))
+
+    @nn.nowrap
+    def end_decoding(self, cache: RecurrentCache) -> RecurrentCache:
+        """Undoes `begin_decoding`."""
+        return cache._replace(state=end_decoding(cache.state)) if isinstance(cache.state, DecodingState) else cache
 
     @property
     def _projections(self) -> dict[str, bool]:
@@ -372,34 +411,50 @@ class SoftmaxAttention(nn.Module):
         v = projected("value", kv_heads)
         slots = jnp.broadcast_to(jnp.arange(length), (batch, length))
         if cache is not None:
-            capacity = cache.keys.shape[1]
+            capacity = cache.keys.shape[2]
             if length > capacity:
                 raise ValueError(f"{length} tokens do not fit a cache of length {capacity}.")
             slots = cache.filled[:, None] + slots
             # Padding lands behind the tokens, where the next call overwrites it, or beyond the end, where it is lost.
-            insert = lambda held, new: held.at[jnp.arange(batch)[:, None], slots].set(new, mode="drop")
-            k, v = insert(cache.keys, k), insert(cache.values, v)
-            cache = KeyValueCache(k, v, cache.filled + placement.lengths, placement.progress)
+            rows = jnp.arange(batch)[:, None]
+            insert = lambda held, new: held.at[rows, :, slots].set(new, mode="drop")
+            cache = KeyValueCache(
+                insert(cache.keys, k), insert(cache.values, v), cache.filled + placement.lengths, placement.progress
+            )
         if cache is None and segment_ids is None:
             out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         else:
             # A token sees those before it as far back as its document goes.
-            distance = slots[:, :, None] - jnp.arange(k.shape[1])
+            held = length if cache is None else cache.keys.shape[2]
+            distance = slots[:, :, None] - jnp.arange(held)
             mask = (distance >= 0) & (distance <= placement.positions[:, :, None])
-            out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+            if cache is None:
+                out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+            else:
+                out = _attend_heads_first(q, cache.keys, cache.values, mask)
         out = project("output", d_model, self.output_init, self.dtype, self.param_dtype)(out.reshape(batch, length, -1))
         return placement.restore_outputs(out), cache
 
     @nn.nowrap
     def init_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
         """An empty cache for at most `max_length` tokens."""
-        shape = (batch_size, max_length, self.num_kv_heads or self.num_heads, self.head_dim)
+        shape = (batch_size, self.num_kv_heads or self.num_heads, max_length, self.head_dim)
         return KeyValueCache(
             jnp.zeros(shape, self.dtype),
             jnp.zeros(shape, self.dtype),
             jnp.zeros(batch_size, jnp.int32),
             no_progress(batch_size),
         )
+
+    @nn.nowrap
+    def begin_decoding(self, params: Mapping[str, Array], cache: KeyValueCache) -> KeyValueCache:
+        """The cache as it is, which suits single tokens as well."""
+        return cache
+
+    @nn.nowrap
+    def end_decoding(self, cache: KeyValueCache) -> KeyValueCache:
+        """The cache as it is."""
+        return cache
 
 
 MIXERS: dict[str, Callable[..., nn.Module]] = {
@@ -432,6 +487,19 @@ def check_heads(num_heads: int, head_dim: int, num_kv_heads: int | None) -> None
         raise ValueError(f"head_dim must be even, for RoPE turns pairs of channels; got {head_dim}.")
     if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
         raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}; got {num_kv_heads}.")
+
+
+def _attend_heads_first(q: Array, keys: Array, values: Array, mask: Array) -> Array:
+    """`jax.nn.dot_product_attention` to a cache: q [B, T, H, D], keys and values [B, Hkv, L, D], mask [B, T, L].
+
+    The function itself takes heads last, and would put the whole cache in order for every call.
+    """
+    batch, length, _, width = q.shape
+    grouped = q.reshape(batch, length, keys.shape[1], -1, width)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    scores = jnp.einsum("bthgd,bhld->bhgtl", grouped, keys, preferred_element_type=wide) * width**-0.5
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)).astype(q.dtype)
+    return jnp.einsum("bhgtl,bhld->bthgd", weights, values).reshape(q.shape)
 
 
 # What these two work out in float32 is worked out again in the backward pass: kept, it would be most of what a mixer

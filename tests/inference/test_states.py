@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from interdomain_jax.inference import Request, Sampling
-from interdomain_jax.inference.states import load_state, save_state, take_rows
+from interdomain_jax.inference.states import load_state, room, save_state, take_rows
 from tests.inference.test_generator import generator, prompts_of, trained
 
 # In a process that has read nothing: the tokens of eight continuations of a saved state.
@@ -40,18 +40,17 @@ def test_a_saved_state_is_forked_in_another_process(tmp_path, mixers):
     (text,) = prompts_of(45)
     own, (model, _) = generator(mixers), trained(mixers)
     expected = own.generate([Request(text, 20, Sampling(temperature=1.0), seed) for seed in range(8)])
-    save_state(tmp_path / "text.state", model, take_rows(model, own.read([text]), [0]))
+    save_state(tmp_path / "text.state", model, take_rows(own.read([text]), [0]))
     command = [sys.executable, "-c", CONTINUED, str(tmp_path / "text.state"), "-".join(mixers)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [completion.tokens for completion in expected]
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_storage(tmp_path, scan_layers):
+def test_storage(tmp_path):
     """float32 to the last bit; bfloat16 within its 8 bits, in half the room."""
-    model, _ = trained(("interdomain", "softmax"), scan_layers)
-    state = generator(("interdomain", "softmax"), scan_layers).read(prompts_of(30, 2))
+    model, _ = trained(("interdomain", "softmax"))
+    state = generator(("interdomain", "softmax")).read(prompts_of(30, 2))
     save_state(tmp_path / "whole", model, state)
     save_state(tmp_path / "half", model, state, storage="bfloat16")
     whole, half = load_state(tmp_path / "whole", model), load_state(tmp_path / "half", model)
@@ -67,17 +66,30 @@ def test_storage(tmp_path, scan_layers):
 
 
 def test_rows_can_be_taken_in_any_order():
-    for scan_layers in (False, True):
-        model, _ = trained(("interdomain", "softmax"), scan_layers)
-        state = generator(("interdomain", "softmax"), scan_layers).read(prompts_of(9, 4, 1, 30))
-        taken = take_rows(model, state, [2, 0, 2])
-        assert taken.length.tolist() == [1, 9, 1]
-        axis = 1 if scan_layers else 0
-        jax.tree.map(
-            lambda part, whole, axis=axis: np.testing.assert_array_equal(part, np.take(whole, [2, 0, 2], axis=axis)),
-            taken.cache,
-            state.cache,
-        )
+    state = generator(("interdomain", "softmax")).read(prompts_of(9, 4, 1, 30))
+    taken = take_rows(state, [2, 0, 2])
+    assert taken.length.tolist() == [1, 9, 1]
+    jax.tree.map(
+        lambda part, whole: np.testing.assert_array_equal(part, np.take(whole, [2, 0, 2], axis=0)), taken, state
+    )
+
+
+def test_prompts_go_on_behind_a_state_that_stays_as_it_is(tmp_path):
+    """More of them than rows, and an empty one; in softmax layers as far as there is room."""
+    text, *questions = prompts_of(50, 3, 5, 17, 1, 2)
+    mixers = ("interdomain", "softmax")
+    own, (model, _) = generator(mixers), trained(mixers)
+    requests = [Request(question, 10) for question in [*questions, []]]
+    whole = own.generate([request._replace(prompt=text + list(request.prompt)) for request in requests])
+    save_state(tmp_path / "text", model, take_rows(own.read([text]), [0]))
+    read = load_state(tmp_path / "text", model, max_length=80)
+    assert (room(read), room(load_state(tmp_path / "text", model))) == (80, 512)
+    for _ in range(2):
+        assert [each.tokens for each in own.generate(requests, behind=read)] == [each.tokens for each in whole]
+    with pytest.raises(ValueError, match="request 0: 53 tokens and 28 to generate are 81; max_length is 80"):
+        own.generate([Request(questions[0], 28)], behind=read)
+    with pytest.raises(ValueError, match="max_length is 49; the state holds 50 tokens"):
+        load_state(tmp_path / "text", model, max_length=49)
 
 
 def test_what_is_no_state_of_the_model_is_refused(tmp_path):

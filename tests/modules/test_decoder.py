@@ -127,6 +127,12 @@ def test_scanned_layers_decode_alike(mixers):
     np.testing.assert_allclose(pieces, quick_jit(plain.apply)(variables, tokens_of())[0], atol=1e-4)
 
 
+def test_scanned_layers_do_not_begin_to_decode():
+    model = hybrid_of_two_layers()[0].clone(scan_layers=True)
+    with pytest.raises(ValueError, match="scan_layers is True; decode with separate layers"):
+        model.begin_decoding({}, model.init_cache(1, 4))
+
+
 def kept_bytes(model, tokens):
     """Bytes that a training step holds from the forward pass until the backward pass."""
     variables = jax.eval_shape(model.init, jax.random.key(0), tokens)

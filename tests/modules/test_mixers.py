@@ -140,13 +140,18 @@ def test_causal_by_gradient_and_every_parameter_learns(name):
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_sequence_in_pieces_equals_the_whole(name):
+    """Three of the tokens while decoding."""
     x = jax.random.normal(jax.random.key(3), (2, 16, D_MODEL))
     mixer = make(name)
     variables = initialised(mixer, x)
     whole, _ = quick_jit(mixer.apply)(variables, x)
     cache, pieces = mixer.init_cache(2, 16), []
     step = quick_jit(lambda piece, cache: mixer.apply(variables, piece, cache=cache))
-    for piece in jnp.split(x, [5, 6, 7, 12], axis=1):
+    for number, piece in enumerate(jnp.split(x, [5, 6, 7, 8, 9, 10, 11], axis=1)):
+        if number == 3:
+            cache = mixer.begin_decoding(variables["params"], cache)
+        if number == 6:
+            cache = mixer.end_decoding(cache)
         y, cache = step(piece, cache)
         pieces.append(y)
     np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole, atol=1e-5)
@@ -206,6 +211,21 @@ def test_initial_values_are_the_papers():
     assert np.log(0.9e-1) < log_delta.max() <= np.log(1e-1)
     assert float(log_delta.mean()) == pytest.approx(np.log(1e-2), abs=0.2)
     assert float(params["query"]["kernel"].std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_decoding_takes_one_token_at_a_time():
+    mixer = make("interdomain")
+    x = jnp.ones((1, 2, D_MODEL))
+    variables = initialised(mixer, x)
+    cache = mixer.begin_decoding(variables["params"], mixer.init_cache(1, 0))
+    with pytest.raises(ValueError, match="a cache from begin_decoding takes tokens one by one; got 2"):
+        mixer.apply(variables, x, cache=cache)
+
+
+def test_a_kernel_decodes_the_state_as_it_is():
+    mixer = make("interdomain").clone(implementation="pallas_tpu")
+    cache = mixer.init_cache(1, 0)
+    assert mixer.end_decoding(mixer.begin_decoding({}, cache)) is cache
 
 
 def test_a_cache_too_short_for_the_tokens_is_refused():
