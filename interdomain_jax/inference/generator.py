@@ -12,12 +12,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, Int
 
 from interdomain_jax import sharding
-from interdomain_jax.inference.sampling import Sampling, next_tokens
+from interdomain_jax.inference import decode
+from interdomain_jax.inference.sampling import Sampling
 from interdomain_jax.inference.states import State, empty_state, room, take_rows
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layer_layout import separate_layers
@@ -58,40 +57,6 @@ class Completion(NamedTuple):
     finish_reason: Literal["stop", "length"]
 
 
-class _Settings(NamedTuple):
-    """Those of the requests, as arrays.
-
-    Attributes:
-        sampling: [B] each.
-        keys: [B] random keys.
-        limits: [B], most tokens.
-        stops: [B, S, L] ids, aligned to the right; -1 before them.
-    """
-
-    sampling: Sampling
-    keys: Array
-    limits: Int[Array, " B"]
-    stops: Int[Array, "B S L"]
-
-
-class _Written(NamedTuple):
-    """What the loop has written.
-
-    Attributes:
-        tokens: [B, N].
-        log_probabilities: [B, N].
-        counts: [B], tokens of each row.
-        done: [B], whether a row has ended.
-        stopped: [B], length of the stop sequence that ended it; 0 if none did.
-    """
-
-    tokens: Int[Array, "B N"]
-    log_probabilities: Float[Array, "B N"]
-    counts: Int[Array, " B"]
-    done: Bool[Array, " B"]
-    stopped: Int[Array, " B"]
-
-
 class Generator:
     """Generates for batches of requests with one set of compiled programs.
 
@@ -129,12 +94,14 @@ class Generator:
         # A prompt is filled up to a power of two, which the cache must hold.
         empty = functools.partial(empty_state, model, batch_size, _bucket(max_length))
         self._empty = jit(empty, out_shardings=sharding.row_sharding(mesh))
-        self._read = jit(functools.partial(_read, model), donate_argnums=1)
+        self._read = jit(functools.partial(decode.read, model), donate_argnums=1)
         # What is written goes out as it came in: placed in another way it would be another program.
         written = sharding.replicated(mesh)
-        self._begin = jit(functools.partial(_begin, model), static_argnums=3, out_shardings=(None, written))
-        self._decode = jit(functools.partial(_decode, model), donate_argnums=(1, 3), out_shardings=(None, written))
-        self._end = jit(functools.partial(_end, model))
+        self._begin = jit(functools.partial(decode.begin, model), static_argnums=3, out_shardings=(None, written))
+        self._decode = jit(
+            functools.partial(decode.decode, model), donate_argnums=(1, 3), out_shardings=(None, written)
+        )
+        self._end = jit(functools.partial(decode.end, model))
         self._take = jit(take_rows)
 
     def read(self, prompts: Sequence[Sequence[int]], state: State | None = None) -> State:
@@ -268,7 +235,7 @@ class Generator:
             )
         return completions, state
 
-    def _settings(self, requests: Sequence[Request]) -> _Settings:
+    def _settings(self, requests: Sequence[Request]) -> decode.Settings:
         """Rows without a request end at once."""
         rows = [*requests, *[Request((), 0)] * (self._batch_size - len(requests))]
         count = _bucket(max(len(request.stop) for request in rows), shortest=1)
@@ -283,7 +250,7 @@ class Generator:
         )
         keys = jax.vmap(jax.random.key)(np.array([request.seed for request in rows], np.uint32))
         limits = jnp.array([request.max_new_tokens for request in rows], jnp.int32)
-        return _Settings(sampling, keys, limits, jnp.asarray(stops))
+        return decode.Settings(sampling, keys, limits, jnp.asarray(stops))
 
     def _check_rows(self, count: int) -> None:
         if count > self._batch_size:
@@ -322,90 +289,3 @@ def _check_length(length: int, more: int, limit: int | None) -> None:
 def _bucket(length: int, shortest: int = _SHORTEST) -> int:
     """The power of two that a length is rounded up to, so that few programs serve all lengths."""
     return max(shortest, 1 << (length - 1).bit_length() if length > 1 else 1)
-
-
-def _read(model: Decoder, params: Any, state: State, tokens: Array, is_token: Array) -> State:
-    """Reads [B, T] tokens, those that are none behind the others."""
-    result: Any = model.apply({"params": params}, tokens, segment_ids=is_token, cache=state.cache, unembed=False)
-    hidden, cache = result
-    count = jnp.sum(is_token, axis=1)
-    last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
-    rows = jnp.arange(len(tokens))[:, None]
-    return State(
-        cache,
-        jnp.where(count[:, None] > 0, _logits(params, last), state.logits),
-        state.seen.at[rows, tokens].max(is_token > 0),
-        state.length + count,
-    )
-
-
-def _logits(params: Any, hidden: Array) -> Array:
-    kernel = params["unembed"]["kernel"].astype(hidden.dtype)
-    return jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
-
-
-def _begin(model: Decoder, params: Any, state: State, limits: Array, length: int) -> tuple[State, _Written]:
-    """The state in the form that decodes, and room for so many tokens of each row."""
-    batch_size = len(limits)
-    written = _Written(
-        jnp.zeros((batch_size, length), jnp.int32),
-        jnp.zeros((batch_size, length), jnp.float32),
-        jnp.zeros(batch_size, jnp.int32),
-        limits == 0,
-        jnp.zeros(batch_size, jnp.int32),
-    )
-    return state._replace(cache=model.begin_decoding(params, state.cache)), written
-
-
-def _end(model: Decoder, state: State) -> State:
-    """The state in its usual form."""
-    return state._replace(cache=model.end_decoding(state.cache))
-
-
-def _decode(
-    model: Decoder, params: Any, state: State, settings: _Settings, written: _Written, steps: Array
-) -> tuple[State, _Written]:
-    """Draws and reads tokens until all rows are done, at most `steps` of each."""
-
-    def goes_on(carry: tuple[State, _Written, Array]) -> Array:
-        _, written, step = carry
-        return (step < steps) & ~jnp.all(written.done)
-
-    def body(carry: tuple[State, _Written, Array]) -> tuple[State, _Written, Array]:
-        state, written, step = carry
-        # A row's own number of the token, so that its draws do not depend on the others.
-        keys = jax.vmap(jax.random.fold_in)(settings.keys, written.counts)
-        tokens = next_tokens(state.logits, state.seen, settings.sampling, keys)
-        written = _write(written, tokens, jax.nn.log_softmax(state.logits), settings)
-        is_token = ~carry[1].done[:, None]
-        return _read(model, params, state, tokens[:, None], is_token.astype(jnp.int32)), written, step + 1
-
-    state, written, _ = jax.lax.while_loop(goes_on, body, (state, written, jnp.zeros((), jnp.int32)))
-    return state, written
-
-
-def _write(written: _Written, tokens: Array, log_probabilities: Array, settings: _Settings) -> _Written:
-    """Appends a token to each row that is not done, and finds those that are done then."""
-    rows = jnp.arange(len(tokens))
-    goes_on = ~written.done
-    # Rows that are done write beyond the end, where it is lost.
-    place = jnp.where(goes_on, written.counts, written.tokens.shape[1])
-    written_tokens = written.tokens.at[rows, place].set(tokens, mode="drop")
-    chosen = jnp.take_along_axis(log_probabilities, tokens[:, None], axis=1)[:, 0]
-    count = written.counts + goes_on
-    # The last tokens of each row, as many as a stop sequence may have; -2 where there are none.
-    length = settings.stops.shape[2]
-    places = count[:, None] - length + jnp.arange(length)
-    tail = jnp.where(places >= 0, jnp.take_along_axis(written_tokens, jnp.maximum(places, 0), axis=1), -2)
-    is_wanted = settings.stops >= 0
-    matches = jnp.all((settings.stops == tail[:, None]) | ~is_wanted, axis=2) & jnp.any(is_wanted, axis=2)
-    # Of several that end here the longest.
-    stopped = jnp.max(jnp.where(matches, jnp.sum(is_wanted, axis=2), 0), axis=1)
-    stopped = jnp.where(goes_on, stopped, written.stopped).astype(jnp.int32)
-    return _Written(
-        written_tokens,
-        written.log_probabilities.at[rows, place].set(chosen, mode="drop"),
-        count,
-        written.done | (stopped > 0) | (count >= settings.limits),
-        stopped,
-    )
