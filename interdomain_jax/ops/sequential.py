@@ -1,4 +1,4 @@
-"""The reference: one token at a time. Its step is also what decodes.
+"""The reference: one token at a time. The op takes single tokens this way; loops of them have `decoding.py`.
 
 Even here the coefficients U = C X_k and Gamma = C X_v are never formed: by associativity the read
 xi(q)^T U^T Gamma is (C^T C X_k q)^T X_v, which costs O(M (R + D) + M^2) a token instead of O(M^2 (R + D)).
