@@ -79,17 +79,12 @@ def save_state(path: Path, model: Decoder, state: State, *, storage: Storage = "
     unfinished.replace(path)
 
 
-def load_state(path: Path, model: Decoder, *, max_length: int | None = None) -> State:
+def load_state(path: Path, model: Decoder) -> State:
     """Reads a state that `save_state` wrote.
-
-    Args:
-        path: of the file.
-        model: of the same sizes as the one that has read the texts.
-        max_length: tokens that softmax layers shall have room for; None for as many as they had.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it holds no state, one of another model, or more tokens than `max_length`.
+        ValueError: it holds no state, or one of another model.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
@@ -110,8 +105,7 @@ def load_state(path: Path, model: Decoder, *, max_length: int | None = None) -> 
     batch_size = arrays["length"].shape[0]
     longest = max((leaf.shape[-2] for name, leaf in arrays.items() if name.endswith("/keys")), default=0)
     abstract = jax.eval_shape(lambda: empty_state(model, batch_size, longest))
-    state = jax.tree_util.tree_map_with_path(lambda path, leaf: arrays[_name(path)].astype(leaf.dtype), abstract)
-    return state if max_length is None else _with_room(state, max_length)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays[_name(path)].astype(leaf.dtype), abstract)
 
 
 def room(state: State) -> int | None:
@@ -119,7 +113,12 @@ def room(state: State) -> int | None:
     return min((layer.keys.shape[2] for layer in _key_value_caches(state)), default=None)
 
 
-def _with_room(state: State, max_length: int) -> State:
+def with_room(state: State, max_length: int) -> State:
+    """The state with room for so many tokens in softmax layers; others need none.
+
+    Raises:
+        ValueError: it holds more.
+    """
     longest = int(state.length.max())
     if _key_value_caches(state) and longest > max_length:
         raise ValueError(f"max_length is {max_length}; the state holds {longest} tokens")
@@ -128,12 +127,12 @@ def _with_room(state: State, max_length: int) -> State:
         more = max(max_length - tokens.shape[2], 0)
         return jnp.pad(tokens, [(0, 0), (0, 0), (0, more), (0, 0)])[:, :, :max_length]
 
-    def with_room(layer: Any) -> Any:
+    def resized(layer: Any) -> Any:
         if not isinstance(layer, KeyValueCache):
             return layer
         return layer._replace(keys=resize(layer.keys), values=resize(layer.values))
 
-    return state._replace(cache=tuple(tuple(map(with_room, pattern)) for pattern in state.cache))
+    return state._replace(cache=tuple(tuple(map(resized, pattern)) for pattern in state.cache))
 
 
 def _key_value_caches(state: State) -> list[KeyValueCache]:

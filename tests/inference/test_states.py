@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from interdomain_jax.inference import Request, Sampling
-from interdomain_jax.inference.states import load_state, room, save_state, take_rows
+from interdomain_jax.inference.states import load_state, room, save_state, take_rows, with_room
 from tests.inference.test_generator import generator, prompts_of, trained
 
 # In a process that has read nothing: the tokens of eight continuations of a saved state.
@@ -82,14 +82,15 @@ def test_prompts_go_on_behind_a_state_that_stays_as_it_is(tmp_path):
     requests = [Request(question, 10) for question in [*questions, []]]
     whole = own.generate([request._replace(prompt=text + list(request.prompt)) for request in requests])
     save_state(tmp_path / "text", model, take_rows(own.read([text]), [0]))
-    read = load_state(tmp_path / "text", model, max_length=80)
-    assert (room(read), room(load_state(tmp_path / "text", model))) == (80, 512)
+    loaded = load_state(tmp_path / "text", model)
+    read = with_room(loaded, 80)
+    assert (room(loaded), room(read), room(with_room(read, 90))) == (512, 80, 90)
     for _ in range(2):
         assert [each.tokens for each in own.generate(requests, behind=read)] == [each.tokens for each in whole]
     with pytest.raises(ValueError, match="request 0: 53 tokens and 28 to generate are 81; max_length is 80"):
         own.generate([Request(questions[0], 28)], behind=read)
     with pytest.raises(ValueError, match="max_length is 49; the state holds 50 tokens"):
-        load_state(tmp_path / "text", model, max_length=49)
+        with_room(loaded, 49)
 
 
 def test_what_is_no_state_of_the_model_is_refused(tmp_path):

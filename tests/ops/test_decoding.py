@@ -126,3 +126,24 @@ def test_bfloat16_tokens_and_a_float32_state():
     expected = jax.jit(interdomain_attention, static_argnames="implementation")(**narrow, implementation="sequential")
     assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
     assert_close((out, state), expected, 5e-3)
+
+
+def test_the_state_is_written_where_it_lies():
+    """A loop of steps needs little memory beside its state, which a copy of half of it would double."""
+    rng = np.random.default_rng(4)
+    q, k, v = random_qkv(rng, batch=8, length=20, heads=2, kv_heads=2, key_dim=32, value_dim=32)
+    dynamics = random_dynamics(rng, 2, 32)
+    begun = begin_interdomain(jnp.zeros((8, 2, 2, 32, 64)), dynamics, 32)
+
+    def run(decoding, q, k, v):
+        def one(n, carry):
+            decoding, _ = carry
+            token = (jax.lax.dynamic_slice_in_dim(x, n, 1, axis=1) for x in (q, k, v))
+            out, decoding = interdomain_step(*token, decoding, real=n < jnp.arange(8) + 12)
+            return decoding, out
+
+        return jax.lax.fori_loop(0, 20, one, (decoding, v[:, :1]))
+
+    analysis = jax.jit(run, donate_argnums=0).lower(begun, q, k, v).compile().memory_analysis()
+    assert analysis.temp_size_in_bytes < sum(part.nbytes for part in begun.parts) / 4
+    assert analysis.alias_size_in_bytes >= sum(part.nbytes for part in begun.parts)
