@@ -25,9 +25,6 @@ from interdomain_jax.export.tensor_names import require_same, tensor_shapes, to_
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layers import swiglu_hidden_dim
 
-ROPE_THETA = 10_000.0
-"""The base of the rotations, which is not a field of the model."""
-
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 _EMBEDDING, _UNEMBEDDING = "model.embed_tokens.weight", "lm_head.weight"
@@ -148,7 +145,7 @@ def _llama_config(model: Decoder, max_length: int, eos_id: int | None) -> dict[s
         "model_type": "llama",
         "vocab_size": model.vocab_size,
         "hidden_size": model.d_model,
-        "intermediate_size": swiglu_hidden_dim(model.d_model),
+        "intermediate_size": model.mlp_dim or swiglu_hidden_dim(model.d_model),
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
@@ -156,7 +153,7 @@ def _llama_config(model: Decoder, max_length: int, eos_id: int | None) -> dict[s
         "hidden_act": "silu",
         "max_position_embeddings": max_length,
         "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": ROPE_THETA,
+        "rope_theta": model.rope_base,
         "rope_scaling": None,
         "attention_bias": False,
         "mlp_bias": False,
@@ -178,7 +175,12 @@ def _model_fields(config: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
     for field in sizes:
         if not isinstance(config.get(field), int) or config[field] < 1:
             raise ValueError(f"{source} has {field} {config.get(field)!r}; it must be a whole number of at least 1")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    # Older versions of `transformers` keep the base beside `rope_scaling`, newer ones all in `rope_parameters`; those
+    # read both, in this order.
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope_theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    if not isinstance(rope_theta, int | float) or not rope_theta > 0:
+        raise ValueError(f"{source} has rope_theta {rope_theta!r}; it must be a number above 0")
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
     # Where a field is absent, its default in the layout.
     found_and_wanted = {
@@ -187,13 +189,11 @@ def _model_fields(config: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
         "attention_bias": (config.get("attention_bias", False), False),
         "mlp_bias": (config.get("mlp_bias", False), False),
         "rope_scaling": (rope.get("rope_type", rope.get("type", "default")), "default"),
-        "rope_theta": (rope.get("rope_theta", config.get("rope_theta", ROPE_THETA)), ROPE_THETA),
-        "intermediate_size": (config["intermediate_size"], swiglu_hidden_dim(hidden_size)),
     }
     for field, (found, wanted) in found_and_wanted.items():
         if found != wanted:
             raise ValueError(f"{source} has {field} {found!r}; this package's softmax model has {wanted!r} alone")
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    num_kv_heads, mlp_dim = config.get("num_key_value_heads") or num_heads, config["intermediate_size"]
     return dict(
         vocab_size=config["vocab_size"],
         d_model=hidden_size,
@@ -202,6 +202,8 @@ def _model_fields(config: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
         head_dim=config.get("head_dim") or hidden_size // num_heads,
         mixers=("softmax",),
         num_kv_heads=None if num_kv_heads == num_heads else num_kv_heads,
+        mlp_dim=None if mlp_dim == swiglu_hidden_dim(hidden_size) else mlp_dim,
+        rope_base=float(rope_theta),
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
 

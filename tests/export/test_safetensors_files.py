@@ -157,6 +157,8 @@ def test_the_names_on_disk(tmp_path):
         "head_dim": 4,
         "mixers": ["interdomain", "single_query", "softmax"],
         "num_kv_heads": None,
+        "mlp_dim": None,
+        "rope_base": 10_000.0,
         "state_dim": 3,
         "read": "bilinear",
         "output_gate": True,
@@ -255,6 +257,14 @@ def test_a_model_that_there_is_not_is_refused(saved, field, value, word):
     rewrite(path, load_file(path), content)
     with pytest.raises(ValueError, match=f"the metadata of {path} describes no model that can be read: .*{word}"):
         load_model(path)
+
+
+def test_files_of_before_a_field_was_there_mean_its_default(saved):
+    path, model = saved
+    content = content_of(path)
+    del content["model"]["rope_base"], content["model"]["mlp_dim"]
+    rewrite(path, load_file(path), content)
+    assert load_model(path).model == model
 
 
 def test_every_field_without_a_default_is_needed(saved):
