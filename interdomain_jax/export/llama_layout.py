@@ -16,12 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from interdomain_jax import strict_json
 from interdomain_jax.errors import RunError
 from interdomain_jax.export.safetensors_files import Loaded
-from interdomain_jax.export.tensor_files import local_path, read_tensors, write_tensors
-from interdomain_jax.export.tensor_names import require_same, tensor_shapes, to_params, to_tensors
+from interdomain_jax.export.tensor_files import StoredTensor, local_path, stored_tensors, write_tensors
+from interdomain_jax.export.tensor_names import Index, require_same, tensor_shapes, to_params, to_tensors
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layers import swiglu_hidden_dim
 
@@ -79,7 +80,7 @@ def write_llama(
         raise RunError(f"{directory} cannot be written: {error}") from error
 
 
-def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False) -> Loaded:
+def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False, mesh: Mesh | None = None) -> Loaded:
     """Reads the directory of a Hugging Face Llama, its tensors in one file or in several with an index.
 
     The model computes in the dtype of its parameters. Tied embeddings become two copies, which training would take
@@ -87,16 +88,17 @@ def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False) 
 
     Args:
         directory: with `config.json`.
-        scan_layers: whether the module scans its layers, and the parameters lie as that needs them.
+        scan_layers, mesh: as `load_model` takes them.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, the directory holds a model that is no such Llama, or other tensors than it has.
+        ValueError: a file is damaged, the directory holds a model that is no such Llama, or other tensors than it has;
+            or the mesh does not divide a parameter.
     """
     directory = local_path(directory)
     config = _read_json(directory / _CONFIG)
     fields = _model_fields(config, source=directory / _CONFIG)
-    tensors = {name: tensor for name, tensor in _read_weights(directory).items() if not _IGNORED.fullmatch(name)}
+    tensors = {name: tensor for name, tensor in _stored_weights(directory).items() if not _IGNORED.fullmatch(name)}
     if config.get("tie_word_embeddings") and _EMBEDDING in tensors:
         tensors[_UNEMBEDDING] = tensors[_EMBEDDING]
     dtypes = {jnp.dtype(tensor.dtype).name for tensor in tensors.values()}
@@ -110,7 +112,12 @@ def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False) 
         for name, leaf in shapes.items()
     }
     require_same(wanted, tensors, source=f"{directory}")
-    return Loaded(model, to_params(model, {name: _turned(name, tensors[_llama_name(name)]) for name in shapes}))
+
+    def read(name: str, index: Index) -> np.ndarray:
+        parts = tensors[_llama_name(name)].parts
+        return _turned(name, parts[index[::-1] if _is_turned(name) else index])
+
+    return Loaded(model, to_params(model, read, mesh))
 
 
 def _llama_name(name: str) -> str:
@@ -208,17 +215,17 @@ def _model_fields(config: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
     )
 
 
-def _read_weights(directory: Path) -> dict[str, np.ndarray]:
+def _stored_weights(directory: Path) -> dict[str, StoredTensor]:
     if (directory / _WEIGHTS).is_file():
-        return read_tensors(directory / _WEIGHTS)
+        return stored_tensors(directory / _WEIGHTS)
     if not (directory / _INDEX).is_file():
         raise FileNotFoundError(f"{directory} has neither {_WEIGHTS} nor {_INDEX}; other files of weights are not read")
     weight_map = _read_json(directory / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{directory / _INDEX} has no weight_map from tensors to files")
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(weight_map.values())):
-        tensors |= read_tensors(directory / file)
+        tensors |= stored_tensors(directory / file)
     return tensors
 
 

@@ -10,7 +10,7 @@ from interdomain_jax import checkpoints, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.experiment import build_experiment, check_fields
 from interdomain_jax.export.llama_layout import read_llama, write_llama
-from interdomain_jax.export.safetensors_files import Loaded, load_model, model_fields, save_model
+from interdomain_jax.export.safetensors_files import load_model, model_fields, save_model
 from interdomain_jax.export.tensor_files import local_path
 from interdomain_jax.trained import find_trained
 from interdomain_jax.training import checkpoints as training_checkpoints
@@ -77,7 +77,9 @@ def load_run(source: str, config: ConfigDict, workdir: epath.PathLike) -> Summar
     if workdir.exists() and any(workdir.iterdir()):
         raise ValueError(f"workdir {workdir} is not empty; give one that is not there yet")
     workdirs.require_writable("workdir", workdir)
-    loaded = _read(source, scan_layers=config.model.scan_layers)
+    mesh = sharding.make_mesh(config.mesh)
+    read = read_llama if local_path(source).is_dir() else load_model
+    loaded = read(source, scan_layers=config.model.scan_layers, mesh=mesh)
     config = config.copy_and_resolve_references()
     fields = model_fields(loaded.model)
     if set(loaded.model.mixers) == {"softmax"}:
@@ -87,19 +89,12 @@ def load_run(source: str, config: ConfigDict, workdir: epath.PathLike) -> Summar
     check_fields(config)
     model = build_experiment(config).model
     optimizer = make_optimizer(num_steps=config.num_steps, **config.optimizer)
-    state = init_state(model, optimizer, seed=config.seed, mesh=sharding.make_mesh(config.mesh))
-    places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
-    state = state._replace(params=jax.device_put(loaded.params, places))
+    state = init_state(model, optimizer, seed=config.seed, mesh=mesh)._replace(params=loaded.params)
     with checkpoints.open_checkpoints(workdir) as opened:
         training_checkpoints.save(opened, state, None, config)
     # The last, so that there is no run without a checkpoint.
     workdirs.save_config(workdir, config)
     return Summary(0, _count(state.params))
-
-
-def _read(source: str, *, scan_layers: bool) -> Loaded:
-    read = read_llama if local_path(source).is_dir() else load_model
-    return read(source, scan_layers=scan_layers)
 
 
 def _count(params: object) -> int:

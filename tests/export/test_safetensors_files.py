@@ -211,6 +211,13 @@ def test_other_tensors_are_refused(saved):
         assert part in message
 
 
+def test_tensors_of_a_dtype_that_no_model_has_are_refused(saved):
+    path, _ = saved
+    rewrite(path, load_file(path) | {"norm.scale": np.zeros(8, np.int8)}, content_of(path))
+    with pytest.raises(ValueError, match=r"has norm\.scale in I8; it must be one of \('F32', 'BF16', 'F16'\)"):
+        load_model(path)
+
+
 def test_of_many_differences_some_are_named(saved):
     path, _ = saved
     rewrite(path, {}, content_of(path))
