@@ -3,7 +3,7 @@
     python generate.py --workdir=runs/tiny --prompt='def main():' --max_new_tokens=200
     python generate.py --workdir=runs/tiny --prompts=prompts.jsonl --samples=4 --temperature=0.8 --output=out.jsonl
     echo 'import os' | python generate.py --workdir=runs/tiny --prompts=-
-    python generate.py --workdir=runs/tiny --interactive
+    python generate.py --workdir=runs/tiny --interactive --prompt="$(cat document.txt)"
 
 A file of prompts has a JSON object with the field "prompt" on each line; standard input has a prompt on each line. Text
 goes to standard output as it comes, or as JSON lines to `--output`; speeds go to standard error.
@@ -30,7 +30,9 @@ _PROMPT = flags.DEFINE_multi_string("prompt", [], "A text to go on from; may be 
 _PROMPTS = flags.DEFINE_string(
     "prompts", None, "A file of JSON lines with the field 'prompt', or - for standard input."
 )
-_INTERACTIVE = flags.DEFINE_bool("interactive", False, "Asks for lines; each goes on behind all that was said before.")
+_INTERACTIVE = flags.DEFINE_bool(
+    "interactive", False, "Asks for lines; each goes on behind all that was said, --prompt first."
+)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens to generate, at most.", lower_bound=1)
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Completions of each prompt.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Divides the logits; 0 takes the most likely token.")
@@ -56,8 +58,15 @@ _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The lay
 
 
 def read_prompts() -> list[str]:
-    """The prompts of the flags, in order."""
+    """The prompts of the flags, in order.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line of it has no prompt, or there are more than a conversation begins with.
+    """
     prompts = list(_PROMPT.value)
+    if _INTERACTIVE.value and (len(prompts) > 1 or _PROMPTS.value is not None):
+        raise ValueError("--interactive goes on behind one --prompt at most, and takes no --prompts")
     if _PROMPTS.value == "-":
         return prompts + [line.removesuffix("\n") for line in sys.stdin]
     if _PROMPTS.value is not None:
@@ -106,7 +115,7 @@ def main(_: list[str]) -> None:
         prompts = read_prompts()
         if not prompts and not _INTERACTIVE.value:
             raise ValueError("there is no prompt: give --prompt, --prompts or --interactive")
-        requests = requests_of(trained, prompts)
+        requests = [] if _INTERACTIVE.value else requests_of(trained, prompts)
         parts = sharding.row_parts(trained.mesh)
         wanted = _BATCH_SIZE.value or min(16, max(1, len(requests)))
         longest = max((len(request.prompt) for request in requests), default=0)
@@ -120,7 +129,7 @@ def main(_: list[str]) -> None:
         )
         generator.check(requests)
     if _INTERACTIVE.value:
-        converse(trained, generator)
+        converse(trained, generator, prompts)
     else:
         complete(trained, generator, prompts, requests)
 
@@ -177,9 +186,15 @@ def complete(trained: Trained, generator: Generator, prompts: Sequence[str], req
     )
 
 
-def converse(trained: Trained, generator: Generator) -> None:
-    """Goes on behind each line that is typed, and behind all that was said before, until there is no more."""
+def converse(trained: Trained, generator: Generator, prompts: Sequence[str]) -> None:
+    """Goes on behind each line that is typed, and behind all that was said before, until there is no more.
+
+    Of `prompts` the one, if there is one, is read before the first line.
+    """
     tokenizer, state = trained.tokenizer, None
+    if prompts:
+        with cli.exit_on_bad_input():
+            state = generator.read([prompt_ids(tokenizer, prompts[0])])
     for number in itertools.count():
         try:
             line = input("> ")

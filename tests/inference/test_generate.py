@@ -107,6 +107,13 @@ def test_lines_that_are_typed(workdir):
     assert done.stderr.count("the state has") == 2
 
 
+def test_a_conversation_behind_a_prompt(workdir):
+    said = "one\ntwo\n"
+    done = generate(workdir, "--interactive", "--prompt=one", "--max_new_tokens=8", stdin="two\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"> {expected_text(workdir, said, 8)}\n> "
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -114,6 +121,8 @@ def test_lines_that_are_typed(workdir):
         (["--prompt=a", "--temperature=-1"], "request 0: temperature is -1.0; it must be at least 0"),
         (["--prompt=a", "--chunk_size=100"], "chunk_size is 100; it must be a power of two"),
         (["--prompts=missing.jsonl"], "--prompts=missing.jsonl does not exist"),
+        (["--interactive", "--prompt=a", "--prompt=b"], "--interactive goes on behind one --prompt at most"),
+        (["--interactive", "--prompts=-"], "--interactive goes on behind one --prompt at most, and takes no --prompts"),
         (["--prompt=a", "--checkpoint=7"], "holds no checkpoint of step 7"),
     ],
 )
