@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from interdomain_jax import strict_json
 from interdomain_jax.errors import RunError
-from interdomain_jax.export.safetensors_files import Loaded
+from interdomain_jax.export.safetensors_files import Loaded, load_model
 from interdomain_jax.export.tensor_files import StoredTensor, local_path, stored_tensors, write_tensors
 from interdomain_jax.export.tensor_names import Index, require_same, tensor_shapes, to_params, to_tensors
 from interdomain_jax.modules.decoder import Decoder
@@ -118,6 +118,12 @@ def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False, 
         return _turned(name, parts[index[::-1] if _is_turned(name) else index])
 
     return Loaded(model, to_params(model, read, mesh))
+
+
+def read_exported(source: str | os.PathLike[str], *, scan_layers: bool = False, mesh: Mesh | None = None) -> Loaded:
+    """Reads a file as `load_model` does, or a directory as `read_llama` does."""
+    read = read_llama if local_path(source).is_dir() else load_model
+    return read(source, scan_layers=scan_layers, mesh=mesh)
 
 
 def _llama_name(name: str) -> str:

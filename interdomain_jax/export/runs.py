@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 from interdomain_jax import checkpoints, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.experiment import build_experiment, check_fields
-from interdomain_jax.export.llama_layout import read_llama, write_llama
-from interdomain_jax.export.safetensors_files import load_model, model_fields, save_model
+from interdomain_jax.export.llama_layout import read_exported, write_llama
+from interdomain_jax.export.safetensors_files import model_fields, save_model
 from interdomain_jax.export.tensor_files import local_path
 from interdomain_jax.trained import find_trained
 from interdomain_jax.training import checkpoints as training_checkpoints
@@ -78,8 +78,7 @@ def load_run(source: str, config: ConfigDict, workdir: epath.PathLike) -> Summar
         raise ValueError(f"workdir {workdir} is not empty; give one that is not there yet")
     workdirs.require_writable("workdir", workdir)
     mesh = sharding.make_mesh(config.mesh)
-    read = read_llama if local_path(source).is_dir() else load_model
-    loaded = read(source, scan_layers=config.model.scan_layers, mesh=mesh)
+    loaded = read_exported(source, scan_layers=config.model.scan_layers, mesh=mesh)
     config = config.copy_and_resolve_references()
     fields = model_fields(loaded.model)
     if set(loaded.model.mixers) == {"softmax"}:
