@@ -3,7 +3,8 @@
     python generate.py --workdir=runs/tiny --prompt='def main():' --max_new_tokens=200
     python generate.py --workdir=runs/tiny --prompts=prompts.jsonl --samples=4 --temperature=0.8 --output=out.jsonl
     echo 'import os' | python generate.py --workdir=runs/tiny --prompts=-
-    python generate.py --workdir=runs/tiny --interactive
+    python generate.py --workdir=runs/tiny --interactive --prompt="$(cat document.txt)"
+    python generate.py --input=tiny.safetensors --tokenizer=bytes --prompt='def main():'
 
 A file of prompts has a JSON object with the field "prompt" on each line; standard input has a prompt on each line. Text
 goes to standard output as it comes, or as JSON lines to `--output`; speeds go to standard error.
@@ -13,24 +14,35 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from absl import app, flags
+from jax.sharding import Mesh
 from ml_collections import config_flags
 
 from interdomain_jax import cli, sharding, strict_json
+from interdomain_jax.data.tokenizers import Tokenizer, load_tokenizer
+from interdomain_jax.export import read_exported
 from interdomain_jax.inference import Generator, Request, Sampling
 from interdomain_jax.inference.texts import TextStream, prompt_ids
-from interdomain_jax.trained import Trained, find_trained
+from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.trained import find_trained
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "'latest', 'best' (on validation), or the number of a step.")
+_INPUT = flags.DEFINE_string("input", None, "In place of a run, an exported file, or the directory of a Llama.")
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "That of --input, as the field data.tokenizer of a config names it."
+)
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "A text to go on from; may be given several times.")
 _PROMPTS = flags.DEFINE_string(
     "prompts", None, "A file of JSON lines with the field 'prompt', or - for standard input."
 )
-_INTERACTIVE = flags.DEFINE_bool("interactive", False, "Asks for lines; each goes on behind all that was said before.")
+_INTERACTIVE = flags.DEFINE_bool(
+    "interactive", False, "Asks for lines; each goes on behind all that was said, --prompt first."
+)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens to generate, at most.", lower_bound=1)
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Completions of each prompt.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Divides the logits; 0 takes the most likely token.")
@@ -55,9 +67,44 @@ _OUTPUT = flags.DEFINE_string("output", None, "A file for JSON lines: prompt, co
 _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
 
 
+class Source(NamedTuple):
+    """What generates: a model and the tokenizer it reads with, and what gives its parameters on the mesh."""
+
+    model: Decoder
+    tokenizer: Tokenizer
+    mesh: Mesh
+    params: Callable[[], Any]
+
+
+def find_source() -> Source:
+    """The run or the exported model of the flags.
+
+    Raises:
+        FileNotFoundError: there is no such run, checkpoint or file.
+        ValueError: flags that do not go together, or what is there cannot be read.
+    """
+    if (_WORKDIR.value is None) == (_INPUT.value is None):
+        raise ValueError("give one of --workdir, the directory of a run, and --input, an exported model")
+    if (_INPUT.value is None) != (_TOKENIZER.value is None):
+        raise ValueError("--input and --tokenizer go together; a run knows its own tokenizer")
+    if _INPUT.value is None:
+        trained = find_trained(_WORKDIR.value, _MESH.value, _CHECKPOINT.value)
+        return Source(trained.model, trained.tokenizer, trained.mesh, trained.restore_params)
+    tokenizer, mesh = load_tokenizer(_TOKENIZER.value), sharding.make_mesh(_MESH.value)
+    loaded = read_exported(_INPUT.value, scan_layers=True, mesh=mesh)
+    return Source(loaded.model, tokenizer, mesh, lambda: loaded.params)
+
+
 def read_prompts() -> list[str]:
-    """The prompts of the flags, in order."""
+    """The prompts of the flags, in order.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line of it has no prompt, or there are more than a conversation begins with.
+    """
     prompts = list(_PROMPT.value)
+    if _INTERACTIVE.value and (len(prompts) > 1 or _PROMPTS.value is not None):
+        raise ValueError("--interactive goes on behind one --prompt at most, and takes no --prompts")
     if _PROMPTS.value == "-":
         return prompts + [line.removesuffix("\n") for line in sys.stdin]
     if _PROMPTS.value is not None:
@@ -84,9 +131,8 @@ def prompts_of_file(path: Path) -> Iterator[str]:
         yield prompt
 
 
-def requests_of(trained: Trained, prompts: Sequence[str]) -> list[Request]:
+def requests_of(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[Request]:
     """So many samples of each prompt."""
-    tokenizer = trained.tokenizer
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value, _PENALTY.value)
     return [
         Request(
@@ -102,32 +148,32 @@ def requests_of(trained: Trained, prompts: Sequence[str]) -> list[Request]:
 
 def main(_: list[str]) -> None:
     with cli.exit_on_bad_input():
-        trained = find_trained(_WORKDIR.value, _MESH.value, _CHECKPOINT.value)
+        source = find_source()
         prompts = read_prompts()
         if not prompts and not _INTERACTIVE.value:
             raise ValueError("there is no prompt: give --prompt, --prompts or --interactive")
-        requests = requests_of(trained, prompts)
-        parts = sharding.row_parts(trained.mesh)
+        requests = [] if _INTERACTIVE.value else requests_of(source.tokenizer, prompts)
+        parts = sharding.row_parts(source.mesh)
         wanted = _BATCH_SIZE.value or min(16, max(1, len(requests)))
         longest = max((len(request.prompt) for request in requests), default=0)
         generator = Generator(
-            trained.model,
-            trained.restore_params(),
-            trained.mesh,
+            source.model,
+            source.params(),
+            source.mesh,
             batch_size=-(-wanted // parts) * parts,
             max_length=_MAX_LENGTH.value or (4096 if _INTERACTIVE.value else longest + _MAX_NEW_TOKENS.value),
             chunk_size=_CHUNK_SIZE.value,
         )
         generator.check(requests)
     if _INTERACTIVE.value:
-        converse(trained, generator)
+        converse(source.tokenizer, generator, prompts)
     else:
-        complete(trained, generator, prompts, requests)
+        complete(source.tokenizer, generator, prompts, requests)
 
 
-def complete(trained: Trained, generator: Generator, prompts: Sequence[str], requests: Sequence[Request]) -> None:
+def complete(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str], requests: Sequence[Request]) -> None:
     """Writes a completion of each request, the first ones as they come."""
-    streams = [TextStream(trained.tokenizer, request.prompt, _STOP.value) for request in requests]
+    streams = [TextStream(tokenizer, request.prompt, _STOP.value) for request in requests]
     texts = [""] * len(requests)
     # One text at a time can be seen while it grows.
     shows = len(requests) == 1 and _OUTPUT.value is None
@@ -177,16 +223,22 @@ def complete(trained: Trained, generator: Generator, prompts: Sequence[str], req
     )
 
 
-def converse(trained: Trained, generator: Generator) -> None:
-    """Goes on behind each line that is typed, and behind all that was said before, until there is no more."""
-    tokenizer, state = trained.tokenizer, None
+def converse(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str]) -> None:
+    """Goes on behind each line that is typed, and behind all that was said before, until there is no more.
+
+    Of `prompts` the one, if there is one, is read before the first line.
+    """
+    state = None
+    if prompts:
+        with cli.exit_on_bad_input():
+            state = generator.read([prompt_ids(tokenizer, prompts[0])])
     for number in itertools.count():
         try:
             line = input("> ")
         except EOFError:
             return
         ids = prompt_ids(tokenizer, line) if state is None else tokenizer.encode(f"\n{line}\n").tolist()
-        (request,) = requests_of(trained, [line])[:1]
+        (request,) = requests_of(tokenizer, [line])[:1]
         stream = TextStream(tokenizer, ids, _STOP.value)
         started = time.perf_counter()
         with cli.exit_on_bad_input():

@@ -29,7 +29,7 @@ def forward_flops(model: Decoder, context_length: int) -> float:
     if context_length < 1:
         raise ValueError(f"context_length must be at least 1, got {context_length}")
     mixers = sum(_mixer_flops(model, name, context_length) for name in model.mixers) / len(model.mixers)
-    swiglu = 2 * 3 * model.d_model * swiglu_hidden_dim(model.d_model)
+    swiglu = 2 * 3 * model.d_model * (model.mlp_dim or swiglu_hidden_dim(model.d_model))
     unembedding = 2 * model.d_model * model.vocab_size
     return model.num_layers * (mixers + swiglu) + unembedding
 

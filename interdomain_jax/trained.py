@@ -1,6 +1,6 @@
-"""A trained model in a run's directory: what evaluation and generation begin with."""
+"""A trained model in a run's directory: what evaluation, generation and export begin with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,12 +42,17 @@ class Trained(NamedTuple):
         return checkpoints.restore_params(self.workdir, self.step, self.abstract_params)
 
 
-def find_trained(workdir: epath.PathLike, mesh_sizes: Mapping[str, int], checkpoint: str) -> Trained:
+def find_trained(
+    workdir: epath.PathLike,
+    mesh_sizes: Mapping[str, int],
+    checkpoint: str,
+    devices: Sequence[jax.Device] | None = None,
+) -> Trained:
     """Finds a checkpoint of a run, and compiles nothing.
 
     Args:
         workdir: of the run.
-        mesh_sizes: as `sharding.make_mesh` takes them.
+        mesh_sizes, devices: as `sharding.make_mesh` takes them.
         checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
 
     Raises:
@@ -58,6 +63,6 @@ def find_trained(workdir: epath.PathLike, mesh_sizes: Mapping[str, int], checkpo
     config = workdirs.load_config(workdir)
     step = checkpoints.find_step(workdir, checkpoint)
     model, tokenizer = build_experiment(config)
-    mesh = sharding.make_mesh(mesh_sizes)
+    mesh = sharding.make_mesh(mesh_sizes, devices)
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))
     return Trained(config, workdir, step, mesh, model, tokenizer, sharding.placed(variables["params"], mesh))

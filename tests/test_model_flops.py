@@ -69,7 +69,7 @@ KINDS = dict.fromkeys(MIXERS, "query") | {"softmax": "softmax"}
 KINDS |= dict.fromkeys(("dual_linear", "s4d", "s4d_rope"), "linear")
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_kv_heads": 2}, {"output_gate": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"num_kv_heads": 2}, {"output_gate": True}, {"mlp_dim": 100}], ids=str)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_every_matrix_and_tap_counts_twice(mixer, settings):
     """Exactly: two flops for each entry of a kernel, and the mixing by hand."""

@@ -16,17 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from interdomain_jax import strict_json
 from interdomain_jax.errors import RunError
-from interdomain_jax.export.safetensors_files import Loaded
-from interdomain_jax.export.tensor_files import local_path, read_tensors, write_tensors
-from interdomain_jax.export.tensor_names import require_same, tensor_shapes, to_params, to_tensors
+from interdomain_jax.export.safetensors_files import Loaded, load_model
+from interdomain_jax.export.tensor_files import StoredTensor, local_path, stored_tensors, write_tensors
+from interdomain_jax.export.tensor_names import Index, require_same, tensor_shapes, to_params, to_tensors
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layers import swiglu_hidden_dim
-
-ROPE_THETA = 10_000.0
-"""The base of the rotations, which is not a field of the model."""
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
@@ -82,7 +80,7 @@ def write_llama(
         raise RunError(f"{directory} cannot be written: {error}") from error
 
 
-def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False) -> Loaded:
+def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False, mesh: Mesh | None = None) -> Loaded:
     """Reads the directory of a Hugging Face Llama, its tensors in one file or in several with an index.
 
     The model computes in the dtype of its parameters. Tied embeddings become two copies, which training would take
@@ -90,16 +88,17 @@ def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False) 
 
     Args:
         directory: with `config.json`.
-        scan_layers: whether the module scans its layers, and the parameters lie as that needs them.
+        scan_layers, mesh: as `load_model` takes them.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, the directory holds a model that is no such Llama, or other tensors than it has.
+        ValueError: a file is damaged, the directory holds a model that is no such Llama, or other tensors than it has;
+            or the mesh does not divide a parameter.
     """
     directory = local_path(directory)
     config = _read_json(directory / _CONFIG)
     fields = _model_fields(config, source=directory / _CONFIG)
-    tensors = {name: tensor for name, tensor in _read_weights(directory).items() if not _IGNORED.fullmatch(name)}
+    tensors = {name: tensor for name, tensor in _stored_weights(directory).items() if not _IGNORED.fullmatch(name)}
     if config.get("tie_word_embeddings") and _EMBEDDING in tensors:
         tensors[_UNEMBEDDING] = tensors[_EMBEDDING]
     dtypes = {jnp.dtype(tensor.dtype).name for tensor in tensors.values()}
@@ -113,7 +112,18 @@ def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False) 
         for name, leaf in shapes.items()
     }
     require_same(wanted, tensors, source=f"{directory}")
-    return Loaded(model, to_params(model, {name: _turned(name, tensors[_llama_name(name)]) for name in shapes}))
+
+    def read(name: str, index: Index) -> np.ndarray:
+        parts = tensors[_llama_name(name)].parts
+        return _turned(name, parts[index[::-1] if _is_turned(name) else index])
+
+    return Loaded(model, to_params(model, read, mesh))
+
+
+def read_exported(source: str | os.PathLike[str], *, scan_layers: bool = False, mesh: Mesh | None = None) -> Loaded:
+    """Reads a file as `load_model` does, or a directory as `read_llama` does."""
+    read = read_llama if local_path(source).is_dir() else load_model
+    return read(source, scan_layers=scan_layers, mesh=mesh)
 
 
 def _llama_name(name: str) -> str:
@@ -148,7 +158,7 @@ def _llama_config(model: Decoder, max_length: int, eos_id: int | None) -> dict[s
         "model_type": "llama",
         "vocab_size": model.vocab_size,
         "hidden_size": model.d_model,
-        "intermediate_size": swiglu_hidden_dim(model.d_model),
+        "intermediate_size": model.mlp_dim or swiglu_hidden_dim(model.d_model),
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
@@ -156,7 +166,7 @@ def _llama_config(model: Decoder, max_length: int, eos_id: int | None) -> dict[s
         "hidden_act": "silu",
         "max_position_embeddings": max_length,
         "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": ROPE_THETA,
+        "rope_theta": model.rope_base,
         "rope_scaling": None,
         "attention_bias": False,
         "mlp_bias": False,
@@ -178,7 +188,12 @@ def _model_fields(config: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
     for field in sizes:
         if not isinstance(config.get(field), int) or config[field] < 1:
             raise ValueError(f"{source} has {field} {config.get(field)!r}; it must be a whole number of at least 1")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    # Older versions of `transformers` keep the base beside `rope_scaling`, newer ones all in `rope_parameters`; those
+    # read both, in this order.
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope_theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    if not isinstance(rope_theta, int | float) or not rope_theta > 0:
+        raise ValueError(f"{source} has rope_theta {rope_theta!r}; it must be a number above 0")
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
     # Where a field is absent, its default in the layout.
     found_and_wanted = {
@@ -187,13 +202,11 @@ def _model_fields(config: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
         "attention_bias": (config.get("attention_bias", False), False),
         "mlp_bias": (config.get("mlp_bias", False), False),
         "rope_scaling": (rope.get("rope_type", rope.get("type", "default")), "default"),
-        "rope_theta": (rope.get("rope_theta", config.get("rope_theta", ROPE_THETA)), ROPE_THETA),
-        "intermediate_size": (config["intermediate_size"], swiglu_hidden_dim(hidden_size)),
     }
     for field, (found, wanted) in found_and_wanted.items():
         if found != wanted:
             raise ValueError(f"{source} has {field} {found!r}; this package's softmax model has {wanted!r} alone")
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    num_kv_heads, mlp_dim = config.get("num_key_value_heads") or num_heads, config["intermediate_size"]
     return dict(
         vocab_size=config["vocab_size"],
         d_model=hidden_size,
@@ -202,21 +215,23 @@ def _model_fields(config: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
         head_dim=config.get("head_dim") or hidden_size // num_heads,
         mixers=("softmax",),
         num_kv_heads=None if num_kv_heads == num_heads else num_kv_heads,
+        mlp_dim=None if mlp_dim == swiglu_hidden_dim(hidden_size) else mlp_dim,
+        rope_base=float(rope_theta),
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
 
 
-def _read_weights(directory: Path) -> dict[str, np.ndarray]:
+def _stored_weights(directory: Path) -> dict[str, StoredTensor]:
     if (directory / _WEIGHTS).is_file():
-        return read_tensors(directory / _WEIGHTS)
+        return stored_tensors(directory / _WEIGHTS)
     if not (directory / _INDEX).is_file():
         raise FileNotFoundError(f"{directory} has neither {_WEIGHTS} nor {_INDEX}; other files of weights are not read")
     weight_map = _read_json(directory / _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{directory / _INDEX} has no weight_map from tensors to files")
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(weight_map.values())):
-        tensors |= read_tensors(directory / file)
+        tensors |= stored_tensors(directory / file)
     return tensors
 
 

@@ -3,18 +3,16 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 from ml_collections import ConfigDict
 
 from interdomain_jax import checkpoints, sharding
 from interdomain_jax import workdir as workdirs
-from interdomain_jax.data.tokenizers import load_tokenizer
 from interdomain_jax.experiment import build_experiment, check_fields
-from interdomain_jax.export.llama_layout import read_llama, write_llama
-from interdomain_jax.export.safetensors_files import Loaded, load_model, model_fields, save_model
+from interdomain_jax.export.llama_layout import read_exported, write_llama
+from interdomain_jax.export.safetensors_files import model_fields, save_model
 from interdomain_jax.export.tensor_files import local_path
-from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.trained import find_trained
 from interdomain_jax.training import checkpoints as training_checkpoints
 from interdomain_jax.training.optimizer import make_optimizer
 from interdomain_jax.training.state import init_state
@@ -43,25 +41,21 @@ def export_run(
         layout: "safetensors", see `save_model`; or "llama", see `write_llama`.
 
     Raises:
-        FileNotFoundError: there is no run or no checkpoint.
+        FileNotFoundError: there is no run or no checkpoint, or its tokenizer's file is gone.
         ValueError: the layout cannot express the model, or the output cannot be there.
         RunError: the checkpoint is damaged, or the output cannot be written.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; it must be one of {LAYOUTS}")
-    config = workdirs.load_config(epath.Path(workdir))
     workdirs.require_writable("output", epath.Path(local_path(output).absolute().parent))
-    step = checkpoints.find_step(epath.Path(workdir), checkpoint)
-    model = Decoder(**config.model)
-    abstract = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))["params"]
-    mesh = sharding.make_mesh(sharding.mesh_config(), jax.devices()[:1])
-    params = checkpoints.restore_params(epath.Path(workdir), step, sharding.placed(abstract, mesh))
+    trained = find_trained(workdir, sharding.mesh_config(), checkpoint, jax.devices()[:1])
+    params = trained.restore_params()
     if layout == "llama":
-        eos_id = load_tokenizer(config.data.tokenizer).eos_id
-        write_llama(output, model, params, max_length=config.data.sequence_length, eos_id=eos_id)
+        length, eos_id = trained.config.data.sequence_length, trained.tokenizer.eos_id
+        write_llama(output, trained.model, params, max_length=length, eos_id=eos_id)
     else:
-        save_model(output, model, params)
-    return Summary(step, _count(params))
+        save_model(output, trained.model, params)
+    return Summary(trained.step, _count(params))
 
 
 def load_run(source: str, config: ConfigDict, workdir: epath.PathLike) -> Summary:
@@ -83,7 +77,8 @@ def load_run(source: str, config: ConfigDict, workdir: epath.PathLike) -> Summar
     if workdir.exists() and any(workdir.iterdir()):
         raise ValueError(f"workdir {workdir} is not empty; give one that is not there yet")
     workdirs.require_writable("workdir", workdir)
-    loaded = _read(source, scan_layers=config.model.scan_layers)
+    mesh = sharding.make_mesh(config.mesh)
+    loaded = read_exported(source, scan_layers=config.model.scan_layers, mesh=mesh)
     config = config.copy_and_resolve_references()
     fields = model_fields(loaded.model)
     if set(loaded.model.mixers) == {"softmax"}:
@@ -93,19 +88,12 @@ def load_run(source: str, config: ConfigDict, workdir: epath.PathLike) -> Summar
     check_fields(config)
     model = build_experiment(config).model
     optimizer = make_optimizer(num_steps=config.num_steps, **config.optimizer)
-    state = init_state(model, optimizer, seed=config.seed, mesh=sharding.make_mesh(config.mesh))
-    places = jax.tree.map(lambda leaf: leaf.sharding, state.params)
-    state = state._replace(params=jax.device_put(loaded.params, places))
+    state = init_state(model, optimizer, seed=config.seed, mesh=mesh)._replace(params=loaded.params)
     with checkpoints.open_checkpoints(workdir) as opened:
         training_checkpoints.save(opened, state, None, config)
     # The last, so that there is no run without a checkpoint.
     workdirs.save_config(workdir, config)
     return Summary(0, _count(state.params))
-
-
-def _read(source: str, *, scan_layers: bool) -> Loaded:
-    read = read_llama if local_path(source).is_dir() else load_model
-    return read(source, scan_layers=scan_layers)
 
 
 def _count(params: object) -> int:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from interdomain_jax import strict_json
-from interdomain_jax.export.tensor_files import local_path, read_metadata, read_tensors, write_tensors
+from interdomain_jax.export.tensor_files import local_path, read_metadata, stored_tensors, write_tensors
 from interdomain_jax.export.tensor_names import require_same, tensor_shapes, to_params, to_tensors
 from interdomain_jax.modules.decoder import Decoder
 
@@ -31,7 +32,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         model: the module.
-        params: its parameters, `jax.Array`s on the default device; `model.apply({"params": params}, tokens)`.
+        params: its parameters, `jax.Array`s; `model.apply({"params": params}, tokens)`.
     """
 
     model: Decoder
@@ -55,22 +56,25 @@ def save_model(path: str | os.PathLike[str], model: Decoder, params: Any) -> Non
     write_tensors(local_path(path), to_tensors(model, params), {_TEXT: text})
 
 
-def load_model(path: str | os.PathLike[str], *, scan_layers: bool = False) -> Loaded:
+def load_model(path: str | os.PathLike[str], *, scan_layers: bool = False, mesh: Mesh | None = None) -> Loaded:
     """Reads a file that `save_model` wrote.
 
     Args:
         path: the file.
         scan_layers: whether the module scans its layers, and the parameters lie as that needs them.
+        mesh: from `sharding.make_mesh`, on which the parameters are laid as in training; each process reads what its
+            own devices hold. None for the default device.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, of another kind or format version, or holds other tensors than its model has.
+        ValueError: it is damaged, of another kind or format version, or holds other tensors than its model has; or
+            the mesh does not divide a parameter.
     """
     path = local_path(path)
     model = _model_of(path, read_metadata(path)).clone(scan_layers=scan_layers)
-    tensors = read_tensors(path)
+    tensors = stored_tensors(path)
     require_same(tensor_shapes(model), tensors, source=f"{path}")
-    return Loaded(model, to_params(model, tensors))
+    return Loaded(model, to_params(model, lambda name, index: tensors[name].parts[index], mesh))
 
 
 def model_fields(model: Decoder) -> dict[str, Any]:

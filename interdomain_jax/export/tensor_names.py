@@ -12,21 +12,24 @@ tensor has the shape of its parameter: kernels are [inputs, outputs].
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from interdomain_jax import sharding
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layer_layout import separate_layers, stack_layers
 
-_LAYER = re.compile(r"layers_(\d+)\.block_(\d+)\.")
+_LAYER = re.compile(r"layers(?:_(\d+))?\.block_(\d+)\.")
 _MOST_DIFFERENCES = 8
 
 Tensors = dict[str, np.ndarray]
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
+Index = tuple[slice, ...]
 
 
 def tensor_shapes(model: Decoder) -> dict[str, jax.ShapeDtypeStruct]:
@@ -49,11 +52,35 @@ def to_tensors(model: Decoder, params: Any) -> Tensors:
     return tensors
 
 
-def to_params(model: Decoder, tensors: Mapping[str, np.ndarray]) -> Any:
-    """The parameters of the model as `jax.Array`s, from exactly the tensors of `tensor_shapes`."""
-    named = lambda path, _: jnp.array(tensors[_name(model, path)])
-    params = jax.tree_util.tree_map_with_path(named, _abstract_separate_params(model))
-    return stack_layers(params) if model.scan_layers else params
+def to_params(model: Decoder, read: Callable[[str, Index], np.ndarray], mesh: Mesh | None) -> Any:
+    """The parameters of the model as `jax.Array`s.
+
+    Args:
+        model: whose parameters they are; its `scan_layers` says how they lie.
+        read: gives a part of a tensor of `tensor_shapes`, from its name and a slice for each of its axes.
+        mesh: where `sharding.placed` lays them, each process reading what its devices hold; None for the default
+            device.
+
+    Raises:
+        ValueError: mesh axes that do not divide an axis of a parameter.
+    """
+    abstract = _abstract_separate_params(model)
+    abstract = jax.eval_shape(stack_layers, abstract) if model.scan_layers else abstract
+    abstract = abstract if mesh is None else sharding.placed(abstract, mesh)
+
+    def make(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        def part(index: Index | None) -> np.ndarray:
+            index = index or (slice(None),) * leaf.ndim
+            if path[0].key != "layers":
+                return read(_name(model, path), index)
+            repeats = range(leaf.shape[0])[index[0]]
+            return np.stack([read(_name(model, path, repeat), index[1:]) for repeat in repeats])
+
+        if leaf.sharding is None:
+            return jnp.asarray(part(None))
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part, dtype=leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(make, abstract)
 
 
 def require_same(wanted: Shapes, tensors: Mapping[str, Any], *, source: str) -> None:
@@ -88,9 +115,9 @@ def _by_name(model: Decoder, params: Any) -> dict[str, Any]:
     return {_name(model, path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
-def _name(model: Decoder, path: tuple[Any, ...]) -> str:
-    """The name on disk of a parameter of separate layers."""
-    number = lambda match: f"layers.{int(match[1]) * len(model.mixers) + int(match[2])}."
+def _name(model: Decoder, path: tuple[Any, ...], repeat: int = 0) -> str:
+    """The name on disk of a parameter of separate layers, or of one repeat of stacked ones."""
+    number = lambda match: f"layers.{int(match[1] or repeat) * len(model.mixers) + int(match[2])}."
     return _LAYER.sub(number, jax.tree_util.keystr(path, simple=True, separator="."))
 
 

@@ -150,6 +150,6 @@ def _name(path: tuple[Any, ...]) -> str:
 def _fields(model: Decoder) -> str:
     """What a state depends on."""
     names = ["vocab_size", "d_model", "num_layers", "num_heads", "head_dim", "mixers", "num_kv_heads", "state_dim"]
-    names += ["read", "dtype"]
+    names += ["mlp_dim", "rope_base", "read", "dtype"]
     values = {name: getattr(model, name) for name in names}
     return json.dumps(values | {"dtype": jnp.dtype(model.dtype).name})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
-from interdomain_jax.modules.layers import MATRIX_INIT_STD, RMSNorm, SwiGLU
+from interdomain_jax.modules.layers import MATRIX_INIT_STD, ROPE_BASE, RMSNorm, SwiGLU
 from interdomain_jax.modules.mixers import MIXER_INPUTS, MIXERS, KeyValueCache, RecurrentCache, check_heads
 from interdomain_jax.ops.dynamics import Read
 from interdomain_jax.ops.interdomain import MAX_CHUNK_SIZE, Implementation
@@ -46,6 +46,8 @@ class Decoder(nn.Module):
         mixers: the pattern, names from `MIXERS`: ("interdomain",) for the paper's model, or for a hybrid
             ("interdomain", "interdomain", "interdomain", "softmax").
         num_kv_heads: key/value heads; None for one each. Mixers with a linear contraction share nothing and ignore it.
+        mlp_dim: hidden width of the SwiGLU layers; None for the paper's, `swiglu_hidden_dim(d_model)`.
+        rope_base: of the rotations in every mixer that rotates: the longest wavelength over 2 pi, in tokens.
         state_dim: modes M of a recurrent mixer.
         read: "bilinear" or "hermitian", see `interdomain_attention`.
         output_gate: the optional SiLU gate on a recurrent mixer's output; softmax has none.
@@ -71,6 +73,8 @@ class Decoder(nn.Module):
     head_dim: int
     mixers: tuple[str, ...] = ("interdomain",)
     num_kv_heads: int | None = None
+    mlp_dim: int | None = None
+    rope_base: float = ROPE_BASE
     state_dim: int = 64
     read: Read = "bilinear"
     output_gate: bool = False
@@ -209,6 +213,7 @@ class Decoder(nn.Module):
             num_heads=self.num_heads,
             head_dim=self.head_dim,
             num_kv_heads=self.num_kv_heads,
+            rope_base=self.rope_base,
             kernel_init=self._kernel_init,
             output_init=self._output_init,
             dtype=self.dtype,
@@ -232,6 +237,7 @@ class Decoder(nn.Module):
             self._make_mixer(mixer),
             partial(
                 SwiGLU,
+                hidden_dim=self.mlp_dim,
                 kernel_init=self._kernel_init,
                 output_init=self._output_init,
                 dtype=self.dtype,
@@ -256,8 +262,11 @@ class Decoder(nn.Module):
         unknown = [name for name in self.mixers if name not in MIXERS]
         if unknown or not self.mixers:
             raise ValueError(f"mixers must be names from {tuple(MIXERS)}; got {tuple(self.mixers)}.")
-        if self.init_std <= 0:
-            raise ValueError(f"init_std must be above 0; got {self.init_std}.")
+        if self.mlp_dim is not None and self.mlp_dim < 1:
+            raise ValueError(f"mlp_dim must be at least 1; got {self.mlp_dim}.")
+        for field in ("init_std", "rope_base"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} must be above 0; got {getattr(self, field)}.")
         if self.num_layers % len(self.mixers):
             raise ValueError(
                 f"num_layers must be a multiple of the {len(self.mixers)} mixers of the pattern; got {self.num_layers}."

@@ -20,6 +20,9 @@ MATRIX_INIT_STD = 0.02
 """Standard deviation of a matrix's first entries; those that write into the residual stream divide it by
 sqrt(2 layers) (paper, section 5, which gives the latter and so implies the former)."""
 
+ROPE_BASE = 10_000.0
+"""Base of the rotations, Llama 2's."""
+
 Taps = Float[Array, "4 E"]
 
 MATRIX_INIT = nn.initializers.normal(MATRIX_INIT_STD)
@@ -50,7 +53,7 @@ def normalize_l2(x: Array, epsilon: float = 1e-6) -> Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + epsilon)
 
 
-def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = 10_000.0) -> Float[Array, "B T H R"]:
+def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = ROPE_BASE) -> Float[Array, "B T H R"]:
     """Rotary position embedding: channel pairs (i, i + R/2) turned by positions * base^(-2i/R), in float32.
 
     Args:
@@ -132,8 +135,9 @@ def _latest(x: Activations, placement: Placement) -> Activations:
 
 
 class SwiGLU(nn.Module):
-    """W2 (SiLU(W1 x) * W3 x), its hidden width (2/3)(4 d_model) rounded up to a multiple of 128 (paper, section 2)."""
+    """W2 (SiLU(W1 x) * W3 x); of the paper's hidden width, `swiglu_hidden_dim(d_model)`, where none is given."""
 
+    hidden_dim: int | None = None
     kernel_init: Initializer = MATRIX_INIT
     output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
@@ -142,14 +146,14 @@ class SwiGLU(nn.Module):
     @nn.compact
     def __call__(self, x: Activations) -> Activations:
         d_model = x.shape[-1]
-        hidden = swiglu_hidden_dim(d_model)
+        hidden = self.hidden_dim or swiglu_hidden_dim(d_model)
         gate = project("w1", hidden, self.kernel_init, self.dtype, self.param_dtype)(x)
         value = project("w3", hidden, self.kernel_init, self.dtype, self.param_dtype)(x)
         return project("w2", d_model, self.output_init, self.dtype, self.param_dtype)(nn.silu(gate) * value)
 
 
 def swiglu_hidden_dim(d_model: int) -> int:
-    """(2/3)(4 d_model) rounded up to a multiple of 128."""
+    """(2/3)(4 d_model) rounded up to a multiple of 128 (paper, section 2)."""
     return -(-8 * d_model // (3 * 128)) * 128
 
 

@@ -22,6 +22,7 @@ from interdomain_jax.array_types import Activations, Complex, Positions, Segment
 from interdomain_jax.modules.layers import (
     CONVOLUTION_WIDTH,
     MATRIX_INIT,
+    ROPE_BASE,
     ShortConvolution,
     apply_rope,
     convolve,
@@ -100,6 +101,7 @@ class InterdomainAttention(nn.Module):
         inputs: "dual", keys through the feature map beside raw values; "single", two generic convolved projections.
         projection: "query", each token reads the state through its own features; "linear", a learned fixed contraction.
         rope: whether queries and keys (the first half of a single input) are rotated.
+        rope_base: of the rotations.
         read: how the real output is taken from complex coefficients, see `interdomain_attention`.
         output_gate: multiplies the output by SiLU(W_g x); off in the published runs.
         chunk_size: tokens in a chunk; None for the default. Changes the speed and nothing else.
@@ -118,6 +120,7 @@ class InterdomainAttention(nn.Module):
     inputs: Literal["dual", "single"] = "dual"
     projection: Literal["query", "linear"] = "query"
     rope: bool = True
+    rope_base: float = ROPE_BASE
     read: Read = "bilinear"
     output_gate: bool = False
     chunk_size: int | None = None
@@ -214,7 +217,7 @@ class InterdomainAttention(nn.Module):
             if (taps := parameters.get(f"{name}_convolution")) is not None:
                 y, convolutions[name] = convolve(y, taps, placement, previous.get(name))
             y = y.reshape(batch, length, -1, self.head_dim)
-            return apply_rope(y, positions) if rotate and self.rope else y
+            return apply_rope(y, positions, self.rope_base) if rotate and self.rope else y
 
         k, v = convolved("key", rotate=True), convolved("value")
         k = k if self.inputs == "single" else feature_map(k)
@@ -366,7 +369,7 @@ class SoftmaxAttention(nn.Module):
     """Canonical causal multi-head attention with RoPE (paper, section 3).
 
     Attributes:
-        num_heads, head_dim, num_kv_heads: as in `InterdomainAttention`.
+        num_heads, head_dim, num_kv_heads, rope_base: as in `InterdomainAttention`.
         kernel_init: initializer of every projection but W_O.
         output_init: initializer of W_O.
         dtype, param_dtype: of the computation and the parameters.
@@ -375,6 +378,7 @@ class SoftmaxAttention(nn.Module):
     num_heads: int
     head_dim: int
     num_kv_heads: int | None = None
+    rope_base: float = ROPE_BASE
     kernel_init: Initializer = MATRIX_INIT
     output_init: Initializer = MATRIX_INIT
     dtype: Dtype = jnp.float32
@@ -406,8 +410,8 @@ class SoftmaxAttention(nn.Module):
             y = checkpoint_name(y, MIXER_INPUTS)
             return y.reshape(batch, length, num_heads, self.head_dim)
 
-        q = apply_rope(projected("query", self.num_heads), positions)
-        k = apply_rope(projected("key", kv_heads), positions)
+        q = apply_rope(projected("query", self.num_heads), positions, self.rope_base)
+        k = apply_rope(projected("key", kv_heads), positions, self.rope_base)
         v = projected("value", kv_heads)
         slots = jnp.broadcast_to(jnp.arange(length), (batch, length))
         if cache is not None:

@@ -20,8 +20,8 @@ def main() -> None:
     config = transformers.LlamaConfig(
         vocab_size=61,
         hidden_size=16,
-        # (2/3) 4 hidden_size, rounded up to a multiple of 128.
-        intermediate_size=128,
+        # Another one than this package's own width, 128.
+        intermediate_size=40,
         num_hidden_layers=2,
         num_attention_heads=4,
         # Two query heads share each.
@@ -29,6 +29,8 @@ def main() -> None:
         # Wider than hidden_size / num_attention_heads.
         head_dim=8,
         max_position_embeddings=64,
+        # Another one than 10,000, and small enough that all frequencies tell 24 positions apart.
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         # Large enough to be seen in the logits.
         rms_norm_eps=3e-3,
         bos_token_id=60,

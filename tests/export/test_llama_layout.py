@@ -69,6 +69,29 @@ def test_the_config(tmp_path):
     assert written == {field: wanted[field] for field in written}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000}},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 500_000.0},
+        {"rope_parameters": None, "rope_scaling": None, "rope_theta": 500_000.0},
+        {"rope_parameters": None, "rope_scaling": {"type": "default"}, "rope_theta": 500_000.0},
+    ],
+)
+def test_where_configs_keep_the_base_of_the_rotations(copied, fields):
+    change_config(copied, **fields)
+    assert read_llama(copied).model == read_llama(FIXTURE).model.clone(rope_base=5e5)
+
+
+def test_the_width_of_this_package_is_left_to_it(tmp_path):
+    """So that the configs of training, which leave it open, go with a model that has come back."""
+    model = Decoder(vocab_size=5, d_model=6, num_layers=1, num_heads=3, head_dim=2, mixers=("softmax",))
+    params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    write_llama(tmp_path / "llama", model, params, max_length=8)
+    assert json.loads((tmp_path / "llama" / "config.json").read_text())["intermediate_size"] == 128
+    assert read_llama(tmp_path / "llama").model == model
+
+
 def test_bfloat16(tmp_path):
     model, params = read_llama(FIXTURE)
     narrow = model.clone(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
@@ -129,13 +152,14 @@ def test_frequencies_in_old_checkpoints_are_passed_over(copied):
 OTHERS = [
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}, "rope_scaling 'llama3'"),
     ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling 'linear'"),
-    ({"rope_parameters": None, "rope_theta": 500_000.0}, "rope_theta 500000.0"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_theta 500000.0"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling 'yarn'"),
+    ({"rope_parameters": None, "rope_theta": None}, "rope_theta None; it must be a number above 0"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": -5}}, "rope_theta -5; it must be a number above 0"),
     ({"model_type": "mistral"}, "model_type 'mistral'"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"attention_bias": True}, "attention_bias True"),
     ({"mlp_bias": True}, "mlp_bias True"),
-    ({"intermediate_size": 256}, "intermediate_size 256; this package's softmax model has 128 alone"),
+    ({"intermediate_size": 0}, "intermediate_size 0; it must be a whole number of at least 1"),
     ({"num_attention_heads": 0}, "num_attention_heads 0; it must be a whole number of at least 1"),
     ({"hidden_size": None}, "hidden_size None; it must be a whole number of at least 1"),
 ]
@@ -154,7 +178,7 @@ def test_the_defaults_of_old_configs(copied):
     for field in ("rope_parameters", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings", "rms_norm_eps"):
         config.pop(field)
     (copied / "config.json").write_text(json.dumps(config))
-    assert read_llama(copied).model == read_llama(FIXTURE).model.clone(norm_epsilon=1e-6)
+    assert read_llama(copied).model == read_llama(FIXTURE).model.clone(norm_epsilon=1e-6, rope_base=1e4)
     # Of hidden_size / num_attention_heads each, where nothing is said: other shapes than these.
     change_config(copied, head_dim=None, num_key_value_heads=None)
     with pytest.raises(ValueError, match=r"q_proj\.weight is float32 \(32, 16\) where float32 \(16, 16\)"):

@@ -157,6 +157,8 @@ def test_the_names_on_disk(tmp_path):
         "head_dim": 4,
         "mixers": ["interdomain", "single_query", "softmax"],
         "num_kv_heads": None,
+        "mlp_dim": None,
+        "rope_base": 10_000.0,
         "state_dim": 3,
         "read": "bilinear",
         "output_gate": True,
@@ -209,6 +211,13 @@ def test_other_tensors_are_refused(saved):
         assert part in message
 
 
+def test_tensors_of_a_dtype_that_no_model_has_are_refused(saved):
+    path, _ = saved
+    rewrite(path, load_file(path) | {"norm.scale": np.zeros(8, np.int8)}, content_of(path))
+    with pytest.raises(ValueError, match=r"has norm\.scale in I8; it must be one of \('F32', 'BF16', 'F16'\)"):
+        load_model(path)
+
+
 def test_of_many_differences_some_are_named(saved):
     path, _ = saved
     rewrite(path, {}, content_of(path))
@@ -255,6 +264,14 @@ def test_a_model_that_there_is_not_is_refused(saved, field, value, word):
     rewrite(path, load_file(path), content)
     with pytest.raises(ValueError, match=f"the metadata of {path} describes no model that can be read: .*{word}"):
         load_model(path)
+
+
+def test_files_of_before_a_field_was_there_mean_its_default(saved):
+    path, model = saved
+    content = content_of(path)
+    del content["model"]["rope_base"], content["model"]["mlp_dim"]
+    rewrite(path, load_file(path), content)
+    assert load_model(path).model == model
 
 
 def test_every_field_without_a_default_is_needed(saved):

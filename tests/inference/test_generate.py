@@ -14,6 +14,7 @@ from configs import tiny
 from interdomain_jax import checkpoints
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.experiment import build_experiment
+from interdomain_jax.export.runs import export_run
 from interdomain_jax.inference import Generator, Request
 from interdomain_jax.inference.texts import TextStream, prompt_ids
 from interdomain_jax.trained import find_trained
@@ -47,7 +48,7 @@ def softmax_workdir(tmp_path_factory):
 
 
 def generate(workdir, *flags, stdin=""):
-    command = [sys.executable, "generate.py", f"--workdir={workdir}", *flags]
+    command = [sys.executable, "generate.py", *([f"--workdir={workdir}"] if workdir else []), *flags]
     return subprocess.run(command, cwd=ROOT, env=quick_environment(), input=stdin, capture_output=True, text=True)
 
 
@@ -67,6 +68,13 @@ def test_a_prompt(workdir):
     assert done.stdout == f"def f{expected_text(workdir, 'def f', 30)}\n"
     assert "tokens/s" in done.stderr
     assert "the first after" in done.stderr
+
+
+def test_an_exported_model(workdir, tmp_path):
+    export_run(workdir, str(tmp_path / "model"))
+    done = generate(None, f"--input={tmp_path / 'model'}", "--tokenizer=bytes", "--prompt=def f", "--max_new_tokens=30")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"def f{expected_text(workdir, 'def f', 30)}\n"
 
 
 def test_a_file_of_prompts_and_several_samples(workdir, tmp_path):
@@ -107,6 +115,13 @@ def test_lines_that_are_typed(workdir):
     assert done.stderr.count("the state has") == 2
 
 
+def test_a_conversation_behind_a_prompt(workdir):
+    said = "one\ntwo\n"
+    done = generate(workdir, "--interactive", "--prompt=one", "--max_new_tokens=8", stdin="two\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"> {expected_text(workdir, said, 8)}\n> "
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -114,6 +129,10 @@ def test_lines_that_are_typed(workdir):
         (["--prompt=a", "--temperature=-1"], "request 0: temperature is -1.0; it must be at least 0"),
         (["--prompt=a", "--chunk_size=100"], "chunk_size is 100; it must be a power of two"),
         (["--prompts=missing.jsonl"], "--prompts=missing.jsonl does not exist"),
+        (["--interactive", "--prompt=a", "--prompt=b"], "--interactive goes on behind one --prompt at most"),
+        (["--interactive", "--prompts=-"], "--interactive goes on behind one --prompt at most, and takes no --prompts"),
+        (["--prompt=a", "--input=model"], "give one of --workdir, the directory of a run, and --input"),
+        (["--prompt=a", "--tokenizer=bytes"], "--input and --tokenizer go together"),
         (["--prompt=a", "--checkpoint=7"], "holds no checkpoint of step 7"),
     ],
 )

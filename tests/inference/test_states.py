@@ -101,6 +101,10 @@ def test_what_is_no_state_of_the_model_is_refused(tmp_path):
     (tmp_path / "text").write_text("a text")
     with pytest.raises(ValueError, match="text is no safetensors file"):
         load_state(tmp_path / "text", model)
-    save_state(tmp_path / "state", other, generator(("s4d",)).read(prompts_of(3)))
+    state = generator(("s4d",)).read(prompts_of(3))
+    save_state(tmp_path / "state", other.clone(rope_base=20.0), state)
+    with pytest.raises(ValueError, match=r"another model: rope_base is 20\.0 there and 10000\.0 here"):
+        load_state(tmp_path / "state", other)
+    save_state(tmp_path / "state", other, state)
     with pytest.raises(ValueError, match=r"another model: mixers is \['s4d'\] there and \['interdomain'\] here"):
         load_state(tmp_path / "state", model)

@@ -206,6 +206,15 @@ def test_mixed_precision_keeps_float32_parameters_and_logits():
     assert float(jnp.abs(logits - exact).max()) < 0.05
 
 
+@pytest.mark.parametrize(("name", "rotates"), [("interdomain", True), ("softmax", True), ("s4d", False)])
+def test_the_base_of_the_rotations_reaches_the_mixers(name, rotates):
+    tokens = tokens_of()
+    model = Decoder(mixers=(name,), **SMALL | {"num_layers": 1})
+    variables = quick_jit(model.init)(jax.random.key(1), tokens)
+    usual, other = (quick_jit(each.apply)(variables, tokens)[0] for each in (model, model.clone(rope_base=50.0)))
+    assert bool((usual != other).any()) == rotates
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -220,6 +229,9 @@ def test_mixed_precision_keeps_float32_parameters_and_logits():
         (dict(num_kv_heads=3), "num_kv_heads must divide num_heads = 2; got 3"),
         (dict(chunk_size=0), "chunk_size must lie between 1 and 4096; got 0"),
         (dict(init_std=0.0), "init_std must be above 0; got 0.0"),
+        (dict(rope_base=-1.0), "rope_base must be above 0; got -1.0"),
+        (dict(rope_base=float("nan")), "rope_base must be above 0; got nan"),
+        (dict(mlp_dim=0), "mlp_dim must be at least 1; got 0"),
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
         (dict(remat=True), "remat must be one of ('none', 'dots', 'mixer_inputs', 'full'); got True"),
         (

@@ -38,10 +38,12 @@ def test_l2_norm_of_zero_is_finite_with_its_gradient():
 
 
 def test_rope_by_hand():
-    """Four channels: pair (0, 2) turns by the position, pair (1, 3) by position / 100."""
+    """Four channels: pair (0, 2) turns by the position, pair (1, 3) by position / 100, or the root of another base."""
     x = jnp.array([1.0, 1.0, 0.0, 0.0])[None, None, None]
     out = apply_rope(x, jnp.array([[3]]))[0, 0, 0]
     np.testing.assert_allclose(out, [np.cos(3), np.cos(0.03), np.sin(3), np.sin(0.03)], rtol=1e-5)
+    out = apply_rope(x, jnp.array([[3]]), 36.0)[0, 0, 0]
+    np.testing.assert_allclose(out, [np.cos(3), np.cos(0.5), np.sin(3), np.sin(0.5)], rtol=1e-5)
 
 
 def test_rope_scores_depend_on_the_distance_alone():
@@ -79,12 +81,13 @@ def test_swiglu_hidden_width(d_model, hidden):
     assert swiglu_hidden_dim(d_model) == hidden
 
 
-def test_swiglu_against_numpy():
+@pytest.mark.parametrize(("given", "hidden"), [(None, 128), (24, 24)])
+def test_swiglu_against_numpy(given, hidden):
     rng = np.random.default_rng(2)
     x = rng.normal(size=(2, 3, 8))
-    w1, w3, w2 = rng.normal(size=(8, 128)), rng.normal(size=(8, 128)), rng.normal(size=(128, 8))
+    w1, w3, w2 = rng.normal(size=(8, hidden)), rng.normal(size=(8, hidden)), rng.normal(size=(hidden, 8))
     gate = x @ w1
     expected = (gate / (1 + np.exp(-gate)) * (x @ w3)) @ w2
     params = {name: {"kernel": jnp.asarray(w, jnp.float32)} for name, w in (("w1", w1), ("w2", w2), ("w3", w3))}
-    out = SwiGLU().apply({"params": params}, jnp.asarray(x, jnp.float32))
+    out = SwiGLU(given).apply({"params": params}, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)

@@ -10,12 +10,13 @@ from tests.numerics import paper_coefficients, relative_rms
 from tests.quick import quick_jit
 
 HEADS, WIDTH, MODES, D_MODEL = 2, 4, 8, 8
+ROPE_BASE = 20.0
 
 
 def make(name, **settings):
     if name != "softmax":
         settings = {"state_dim": MODES} | settings
-    return MIXERS[name](num_heads=HEADS, head_dim=WIDTH, **settings)
+    return MIXERS[name](num_heads=HEADS, head_dim=WIDTH, rope_base=ROPE_BASE, **settings)
 
 
 def initialised(mixer, x, seed=0):
@@ -29,7 +30,7 @@ def initialised(mixer, x, seed=0):
 
 def numpy_rope(x):
     half = x.shape[-1] // 2
-    angle = np.arange(x.shape[1])[:, None, None] * 10_000.0 ** (-np.arange(half) / half)
+    angle = np.arange(x.shape[1])[:, None, None] * ROPE_BASE ** (-np.arange(half) / half)
     first, second = x[..., :half], x[..., half:]
     return np.concatenate(
         [first * np.cos(angle) - second * np.sin(angle), first * np.sin(angle) + second * np.cos(angle)], axis=-1
