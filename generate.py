@@ -5,6 +5,8 @@
     echo 'import os' | python generate.py --workdir=runs/tiny --prompts=-
     python generate.py --workdir=runs/tiny --interactive --prompt="$(cat document.txt)"
     python generate.py --input=tiny.safetensors --tokenizer=bytes --prompt='def main():'
+    python generate.py --workdir=runs/tiny --prompt="$(cat document.txt)" --save_state=document.state
+    python generate.py --workdir=runs/tiny --state=document.state --prompts=questions.jsonl
 
 A file of prompts has a JSON object with the field "prompt" on each line; standard input has a prompt on each line. Text
 goes to standard output as it comes, or as JSON lines to `--output`; speeds go to standard error.
@@ -16,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from absl import app, flags
 from jax.sharding import Mesh
@@ -26,6 +28,7 @@ from interdomain_jax import cli, sharding, strict_json
 from interdomain_jax.data.tokenizers import Tokenizer, load_tokenizer
 from interdomain_jax.export import read_exported
 from interdomain_jax.inference import Generator, Request, Sampling
+from interdomain_jax.inference.states import State, Storage, load_state, save_state, take_rows, with_room
 from interdomain_jax.inference.texts import TextStream, prompt_ids
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.trained import find_trained
@@ -63,6 +66,11 @@ _MAX_LENGTH = flags.DEFINE_integer(
     lower_bound=1,
 )
 _CHUNK_SIZE = flags.DEFINE_integer("chunk_size", 512, "Tokens of the prompts read at a time: a power of two.")
+_SAVE_STATE = flags.DEFINE_string("save_state", None, "A file for the state behind --prompt; nothing is generated.")
+_STATE_STORAGE = flags.DEFINE_enum(
+    "state_storage", "float32", get_args(Storage), "Of --save_state: bfloat16 takes half the room, and rounds."
+)
+_STATE = flags.DEFINE_string("state", None, "A file that --save_state wrote: every prompt goes on behind it.")
 _OUTPUT = flags.DEFINE_string("output", None, "A file for JSON lines: prompt, completion, tokens, log-probabilities.")
 _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
 
@@ -91,7 +99,7 @@ def find_source() -> Source:
         trained = find_trained(_WORKDIR.value, _MESH.value, _CHECKPOINT.value)
         return Source(trained.model, trained.tokenizer, trained.mesh, trained.restore_params)
     tokenizer, mesh = load_tokenizer(_TOKENIZER.value), sharding.make_mesh(_MESH.value)
-    loaded = read_exported(_INPUT.value, scan_layers=True, mesh=mesh)
+    loaded = read_exported(_INPUT.value, mesh=mesh)
     return Source(loaded.model, tokenizer, mesh, lambda: loaded.params)
 
 
@@ -131,12 +139,17 @@ def prompts_of_file(path: Path) -> Iterator[str]:
         yield prompt
 
 
-def requests_of(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[Request]:
+def ids_of(tokenizer: Tokenizer, text: str, behind: State | None) -> list[int]:
+    """The ids of a text at the start, or behind what a state has read."""
+    return prompt_ids(tokenizer, text) if behind is None else tokenizer.encode(text).tolist()
+
+
+def requests_of(tokenizer: Tokenizer, prompts: Sequence[str], behind: State | None) -> list[Request]:
     """So many samples of each prompt."""
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value, _PENALTY.value)
     return [
         Request(
-            prompt_ids(tokenizer, prompt),
+            ids_of(tokenizer, prompt, behind),
             _MAX_NEW_TOKENS.value,
             sampling,
             _SEED.value + number,
@@ -152,26 +165,47 @@ def main(_: list[str]) -> None:
         prompts = read_prompts()
         if not prompts and not _INTERACTIVE.value:
             raise ValueError("there is no prompt: give --prompt, --prompts or --interactive")
-        requests = [] if _INTERACTIVE.value else requests_of(source.tokenizer, prompts)
+        if _SAVE_STATE.value and (len(prompts) != 1 or _INTERACTIVE.value):
+            raise ValueError("--save_state saves the state behind one --prompt, and generates nothing")
+        behind = None if _STATE.value is None else load_state(Path(_STATE.value), source.model)
+        requests = [] if _INTERACTIVE.value else requests_of(source.tokenizer, prompts, behind)
+        max_length = _MAX_LENGTH.value or (4096 if _INTERACTIVE.value else _needed(requests, behind))
+        behind = None if behind is None else with_room(behind, max_length)
         parts = sharding.row_parts(source.mesh)
         wanted = _BATCH_SIZE.value or min(16, max(1, len(requests)))
-        longest = max((len(request.prompt) for request in requests), default=0)
         generator = Generator(
             source.model,
             source.params(),
             source.mesh,
             batch_size=-(-wanted // parts) * parts,
-            max_length=_MAX_LENGTH.value or (4096 if _INTERACTIVE.value else longest + _MAX_NEW_TOKENS.value),
+            max_length=max_length,
             chunk_size=_CHUNK_SIZE.value,
         )
-        generator.check(requests)
+        generator.check(requests, behind)
     if _INTERACTIVE.value:
-        converse(source.tokenizer, generator, prompts)
+        converse(source.tokenizer, generator, prompts, behind)
+    elif _SAVE_STATE.value:
+        state = generator.read([requests[0].prompt], None if behind is None else generator.fork(behind, [0]))
+        state = take_rows(state, [0])
+        save_state(Path(_SAVE_STATE.value), source.model, state, storage=_STATE_STORAGE.value)
+        print(f"{int(state.length[0]):,} tokens read; the state has {state.bytes / 2**20:.2f} MiB", file=sys.stderr)
     else:
-        complete(source.tokenizer, generator, prompts, requests)
+        complete(source.tokenizer, generator, prompts, requests, behind)
 
 
-def complete(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str], requests: Sequence[Request]) -> None:
+def _needed(requests: Sequence[Request], behind: State | None) -> int:
+    """Tokens of the longest prompt and its completion, behind a state."""
+    read = 0 if behind is None else int(behind.length[0])
+    return read + max(len(request.prompt) for request in requests) + _MAX_NEW_TOKENS.value
+
+
+def complete(
+    tokenizer: Tokenizer,
+    generator: Generator,
+    prompts: Sequence[str],
+    requests: Sequence[Request],
+    behind: State | None,
+) -> None:
     """Writes a completion of each request, the first ones as they come."""
     streams = [TextStream(tokenizer, request.prompt, _STOP.value) for request in requests]
     texts = [""] * len(requests)
@@ -192,7 +226,7 @@ def complete(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str],
         if shows:
             print(text, end="", flush=True)
 
-    completions = generator.generate(requests, on_tokens=on_tokens)
+    completions = generator.generate(requests, behind=behind, on_tokens=on_tokens)
     seconds = time.perf_counter() - started
     for number, stream in enumerate(streams):
         tell(number, stream.finish())
@@ -223,22 +257,22 @@ def complete(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str],
     )
 
 
-def converse(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str]) -> None:
+def converse(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str], behind: State | None) -> None:
     """Goes on behind each line that is typed, and behind all that was said before, until there is no more.
 
-    Of `prompts` the one, if there is one, is read before the first line.
+    The state comes before the first line, and of `prompts` the one, if there is one.
     """
-    state = None
+    state = None if behind is None else generator.fork(behind, [0])
     if prompts:
         with cli.exit_on_bad_input():
-            state = generator.read([prompt_ids(tokenizer, prompts[0])])
+            state = generator.read([ids_of(tokenizer, prompts[0], behind)], state)
     for number in itertools.count():
         try:
             line = input("> ")
         except EOFError:
             return
         ids = prompt_ids(tokenizer, line) if state is None else tokenizer.encode(f"\n{line}\n").tolist()
-        (request,) = requests_of(tokenizer, [line])[:1]
+        (request,) = requests_of(tokenizer, [line], state)[:1]
         stream = TextStream(tokenizer, ids, _STOP.value)
         started = time.perf_counter()
         with cli.exit_on_bad_input():

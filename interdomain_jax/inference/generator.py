@@ -102,7 +102,7 @@ class Generator:
             functools.partial(decode.decode, model), donate_argnums=(1, 3), out_shardings=(None, written)
         )
         self._end = jit(functools.partial(decode.end, model))
-        self._take = jit(take_rows)
+        self._take = jit(take_rows, out_shardings=sharding.row_sharding(mesh))
 
     def read(self, prompts: Sequence[Sequence[int]], state: State | None = None) -> State:
         """Reads a prompt in each row, behind what it has read; a row without a prompt stays as it is.

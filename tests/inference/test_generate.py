@@ -122,9 +122,25 @@ def test_a_conversation_behind_a_prompt(workdir):
     assert done.stdout == f"> {expected_text(workdir, said, 8)}\n> "
 
 
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+def test_a_text_read_once(softmax_workdir, tmp_path, storage):
+    """And asked twice; the cache of the state has no room for more than the text and a completion."""
+    file = tmp_path / "text.state"
+    save = [f"--save_state={file}", f"--state_storage={storage}", "--max_new_tokens=1"]
+    done = generate(softmax_workdir, "--prompt=one", *save)
+    assert done.returncode == 0, done.stderr
+    assert "4 tokens read; the state has 0." in done.stderr
+    done = generate(softmax_workdir, f"--state={file}", "--prompt=two", "--prompt= more", "--max_new_tokens=40")
+    assert done.returncode == 0, done.stderr
+    texts = [f"{prompt}{expected_text(softmax_workdir, f'one{prompt}', 40)}\n\n" for prompt in ("two", " more")]
+    assert done.stdout == "".join(texts)
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
+        (["--prompt=a", "--prompt=b", "--save_state=x"], "--save_state saves the state behind one --prompt"),
+        (["--prompt=a", "--state=missing"], "missing does not exist"),
         ([], "there is no prompt: give --prompt, --prompts or --interactive"),
         (["--prompt=a", "--temperature=-1"], "request 0: temperature is -1.0; it must be at least 0"),
         (["--prompt=a", "--chunk_size=100"], "chunk_size is 100; it must be a power of two"),
