@@ -96,15 +96,20 @@ class OutputsAndGradients(NamedTuple):
     gradients: Any
 
 
-def jitted_vjp(function, inputs, cotangents, *, jit=quick_jit) -> OutputsAndGradients:
-    """The outputs of function(**inputs), and the gradients of the inputs for the cotangents, in one compilation."""
+def vjp_program(function, *, jit=quick_jit):
+    """A program that takes inputs, cotangents and, by name, what has no gradient, and gives `OutputsAndGradients`."""
 
     @jit
-    def run(inputs, cotangents):
-        outputs, pull_back = jax.vjp(lambda kwargs: function(**kwargs), inputs)
+    def run(inputs, cotangents, **fixed):
+        outputs, pull_back = jax.vjp(lambda kwargs: function(**kwargs, **fixed), inputs)
         return OutputsAndGradients(outputs, pull_back(cotangents)[0])
 
-    return run(inputs, cotangents)
+    return run
+
+
+def jitted_vjp(function, inputs, cotangents, *, jit=quick_jit) -> OutputsAndGradients:
+    """The outputs of function(**inputs), and the gradients of the inputs for the cotangents, in one compilation."""
+    return vjp_program(function, jit=jit)(inputs, cotangents)
 
 
 def paper_coefficients(z, dynamics: Dynamics, initial_state) -> tuple[np.ndarray, np.ndarray]:

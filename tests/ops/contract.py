@@ -1,6 +1,6 @@
 """What every implementation of the op must do; `test_implementations.py` runs it for each, kernels included."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,57 @@ from tests.numerics import (
     relative_rms,
     to_float64,
     to_numpy,
+    vjp_program,
 )
 from tests.quick import quick_jit
 
 READS = ("bilinear", "hermitian")
 # One property test serves the classes of all implementations.
 inherited = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=4)
+
+
+@cache
+def sequential_vjp(op, **options):
+    """The sequential form with its gradients, compiled once for all implementations that are held against it."""
+    return vjp_program(partial(op, implementation="sequential", **options))
+
+
+@cache
+def sequential():
+    """The sequential form alone, compiled once too."""
+    return quick_jit(partial(interdomain_attention, implementation="sequential"))
+
+
+# Two packed rows of ids, and the places of each document's tokens; the first goes on from the initial state.
+ROWS = (
+    [0] * 2 + [1] * 9 + [2] * 8 + [0] * 3 + [2] * 4 + [5] * 14,
+    [3] * 20 + [0] * 9 + [4] + [3] * 8 + [0] * 2,
+)
+DOCUMENTS = (
+    [[*range(2, 11)], [*range(11, 19), *range(22, 26)], [*range(26, 40)]],
+    [[*range(20)], [29], [*range(30, 38)]],
+)
+
+
+def separately(q, k, v, dynamics, initial_state):
+    """Each of those documents alone, by the sequential form."""
+    out, states = jnp.zeros((*q.shape[:3], v.shape[3]), v.dtype), []
+    for row, places in enumerate(DOCUMENTS):
+        state = initial_state[row : row + 1]
+        for place in places:
+            part = {name: x[row : row + 1, np.array(place)] for name, x in dict(q=q, k=k, v=v).items()}
+            got, state = interdomain_attention(
+                **part, dynamics=dynamics, initial_state=state, implementation="sequential"
+            )
+            out = out.at[row, np.array(place)].set(got[0])
+            last, state = state, jnp.zeros_like(state)
+        states.append(last)
+    return out, jnp.concatenate(states)
+
+
+@cache
+def separate_vjp():
+    return vjp_program(separately)
 
 
 def sweep(*names, usual, slow):
@@ -71,26 +116,27 @@ class ImplementationContract:
 
     def check(self, op, reference, inputs, rng, **fixed):
         """Outputs, state and every gradient in float64 to 1e-10, for random cotangents of both outputs."""
-        ours, theirs = self.bound(op, reference, fixed)
+        ours, theirs = self.bound(op, reference, **fixed)
         cotangents = random_like(rng, jax.eval_shape(lambda kwargs: ours(**kwargs), inputs))
         with jax.enable_x64(True):
             inputs, cotangents = to_float64((inputs, cotangents))
-            expected, got = (to_numpy(jitted_vjp(function, inputs, cotangents)) for function in (theirs, ours))
+            expected, got = to_numpy(theirs(inputs, cotangents)), to_numpy(jitted_vjp(ours, inputs, cotangents))
         assert_close(got, expected, 1e-10)
 
     def check_float32(self, op, reference, inputs, rng, **fixed):
         """Outputs and state in float32 to 1e-5, every gradient to 1e-4, against the reference in float64."""
-        ours, theirs = self.bound(op, reference, fixed)
+        ours, theirs = self.bound(op, reference, **fixed)
         cotangents = random_like(rng, jax.eval_shape(lambda kwargs: ours(**kwargs), inputs))
         got = jitted_vjp(ours, inputs, cotangents)
         with jax.enable_x64(True):
-            expected = to_numpy(jitted_vjp(theirs, *to_float64((inputs, cotangents))))
+            expected = to_numpy(theirs(*to_float64((inputs, cotangents))))
         assert_close(got.outputs, expected.outputs, 1e-5)
         assert_close(got.gradients, expected.gradients, 1e-4)
 
-    def bound(self, op, reference, fixed):
-        shared = {name: value for name, value in fixed.items() if name != "chunk_size"}
-        return partial(op, **fixed), partial(reference, implementation="sequential", **shared)
+    def bound(self, op, reference, *, chunk_size, segment_ids=None, **options):
+        """The op, and the program of its reference."""
+        ours = partial(op, chunk_size=chunk_size, segment_ids=segment_ids, **options)
+        return ours, partial(sequential_vjp(reference, **options), segment_ids=segment_ids)
 
     @inherited
     @given(
@@ -189,20 +235,23 @@ class ImplementationContract:
                 assert size[t + 1 :].max() <= self.leak * size[: t + 1].max()
 
     def test_the_state_carries_a_sequence_across_calls(self):
-        """The gradient too: through the state between the calls it equals the gradient of the whole."""
+        """The gradient too: through the states between the calls it equals the gradient of the whole. One call ends
+        where a chunk of the whole does, and one inside a chunk.
+        """
         inputs = self.inputs(np.random.default_rng(3), 2, 50)
 
-        def in_two(q, k, v, dynamics, initial_state, *, split):
-            parts = [dict(q=q[:, at], k=k[:, at], v=v[:, at]) for at in (slice(split), slice(split, None))]
-            head, state = self.attend(**parts[0], dynamics=dynamics, initial_state=initial_state, chunk_size=16)
-            tail, state = self.attend(**parts[1], dynamics=dynamics, initial_state=state, chunk_size=16)
-            return jnp.concatenate([head, tail], axis=1), state
+        def in_pieces(q, k, v, dynamics, initial_state):
+            outputs, state = [], initial_state
+            for at in (slice(16), slice(16, 23), slice(23, None)):
+                piece = dict(q=q[:, at], k=k[:, at], v=v[:, at])
+                out, state = self.attend(**piece, dynamics=dynamics, initial_state=state, chunk_size=16)
+                outputs.append(out)
+            return jnp.concatenate(outputs, axis=1), state
 
         whole = lambda **kwargs: self.attend(**kwargs, chunk_size=16)
         cotangents = random_like(np.random.default_rng(1), jax.eval_shape(lambda kwargs: whole(**kwargs), inputs))
         expected = jitted_vjp(whole, inputs, cotangents)
-        for split in (7, 16):
-            assert_close(jitted_vjp(partial(in_two, split=split), inputs, cotangents), expected, 1e-4)
+        assert_close(jitted_vjp(in_pieces, inputs, cotangents), expected, 1e-4)
 
     # The numbered cases are faults that published kernels of this family have had.
 
@@ -211,10 +260,10 @@ class ImplementationContract:
         """fla#88: chunk mode failed for few tokens; mamba#683: step and forward drifted apart past 30."""
         inputs = self.inputs(np.random.default_rng(length), 2, length)
         state, outputs = inputs["initial_state"], []
-        step = quick_jit(partial(interdomain_attention, implementation="sequential"))
+        tokens = {name: np.asarray(inputs[name]) for name in ("q", "k", "v")}
         for t in range(length):
-            token = {name: inputs[name][:, t : t + 1] for name in ("q", "k", "v")}
-            out, state = step(**token, dynamics=inputs["dynamics"], initial_state=state)
+            token = {name: x[:, t : t + 1] for name, x in tokens.items()}
+            out, state = sequential()(**token, dynamics=inputs["dynamics"], initial_state=state)
             outputs.append(out)
         for chunk_size in self.chunk_sizes(16, 64):
             got = quick_jit(partial(self.attend, chunk_size=chunk_size))(**inputs)
@@ -274,8 +323,7 @@ class ImplementationContract:
         cotangents = random_like(np.random.default_rng(1), jax.eval_shape(lambda kwargs: attend(**kwargs), inputs))
         got = jitted_vjp(attend, half, (cotangents[0].astype(jnp.bfloat16), cotangents[1])).gradients
         with jax.enable_x64(True):
-            sequential = lambda **kwargs: interdomain_attention(implementation="sequential", **kwargs)
-            expected = to_numpy(jitted_vjp(sequential, *to_float64((half, cotangents)))).gradients
+            expected = to_numpy(sequential_vjp(interdomain_attention)(*to_float64((half, cotangents)))).gradients
         assert relative_rms(got["initial_state"], expected["initial_state"]) <= 3e-2
         assert_close(got, expected, 5e-2)
 
@@ -301,8 +349,7 @@ class ImplementationContract:
         half = inputs | {name: inputs[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
         cotangents = random_like(np.random.default_rng(1), (inputs["v"], inputs["initial_state"]))
         with jax.enable_x64(True):
-            sequential = lambda **kwargs: interdomain_attention(implementation="sequential", **kwargs)
-            expected = to_numpy(jitted_vjp(sequential, *to_float64((half, cotangents))))
+            expected = to_numpy(sequential_vjp(interdomain_attention)(*to_float64((half, cotangents))))
         for chunk_size in self.chunk_sizes(*chunk_sizes):
             attend = lambda chunk_size=chunk_size, **kwargs: self.attend(**kwargs, chunk_size=chunk_size)
             got = jitted_vjp(attend, half, (cotangents[0].astype(jnp.bfloat16), cotangents[1]))
@@ -317,8 +364,7 @@ class ImplementationContract:
         run = quick_jit(lambda kwargs: self.attend(**kwargs, chunk_size=16))
         first = run(half)
         with jax.enable_x64(True):
-            sequential = quick_jit(partial(interdomain_attention, implementation="sequential"))
-            expected = to_numpy(sequential(**to_float64(half)))
+            expected = to_numpy(sequential()(**to_float64(half)))
         assert_close(first, expected, 1e-2)
         for _ in range(3):
             jax.tree.map(np.testing.assert_array_equal, run(half), first)
@@ -334,8 +380,7 @@ class ImplementationContract:
         out, state = quick_jit(self.attend)(**half)
         assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
         with jax.enable_x64(True):
-            sequential = quick_jit(partial(interdomain_attention, implementation="sequential"))
-            expected = to_numpy(sequential(**to_float64(half)))
+            expected = to_numpy(sequential()(**to_float64(half)))
         assert_close((out, state), expected, 1e-2)
 
     def test_packed_documents_equal_separate_runs(self):
@@ -346,35 +391,13 @@ class ImplementationContract:
             return self.check_refuses_segment_ids()
         rng = np.random.default_rng(11)
         inputs = self.inputs(rng, 2, 40, 4, 2)
-        rows = (
-            [0] * 2 + [1] * 9 + [2] * 8 + [0] * 3 + [2] * 4 + [5] * 14,
-            [3] * 20 + [0] * 9 + [4] + [3] * 8 + [0] * 2,
-        )
-        # The places of each document's tokens; the first goes on from the initial state.
-        documents = [
-            [[*range(2, 11)], [*range(11, 19), *range(22, 26)], [*range(26, 40)]],
-            [[*range(20)], [29], [*range(30, 38)]],
-        ]
-        ids = jnp.asarray(rows)
-        alone = partial(interdomain_attention, implementation="sequential")
-
-        def separately(q, k, v, dynamics, initial_state):
-            out, states = jnp.zeros((*q.shape[:3], v.shape[3]), v.dtype), []
-            for row, places in enumerate(documents):
-                state = initial_state[row : row + 1]
-                for place in places:
-                    part = {name: x[row : row + 1, np.array(place)] for name, x in dict(q=q, k=k, v=v).items()}
-                    got, state = alone(**part, dynamics=dynamics, initial_state=state)
-                    out = out.at[row, np.array(place)].set(got[0])
-                    last, state = state, jnp.zeros_like(state)
-                states.append(last)
-            return out, jnp.concatenate(states)
-
+        ids = jnp.asarray(ROWS)
         together = lambda **kwargs: self.attend(**kwargs, segment_ids=ids, chunk_size=8)
         cotangents = random_like(rng, jax.eval_shape(lambda kwargs: together(**kwargs), inputs))
         with jax.enable_x64(True):
             inputs, cotangents = to_float64((inputs, cotangents))
-            got, expected = (to_numpy(jitted_vjp(f, inputs, cotangents)) for f in (together, separately))
+            expected = to_numpy(separate_vjp()(inputs, cotangents))
+            got = to_numpy(jitted_vjp(together, inputs, cotangents))
         assert_close(got, expected, 1e-10)
 
     def test_rows_of_padding_alone_keep_their_state(self):
