@@ -11,7 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def run_processes(count: int, program: str, *flags: str, devices: int = 1, timeout: float = 240.0) -> list[str]:
+def run_processes(
+    count: int, program: str, *flags: str, devices: int = 1, cache: Path | None = None, timeout: float = 240.0
+) -> list[str]:
     """What each process of the Python program prints; fails the test unless all of them end well and in time.
 
     Args:
@@ -19,6 +21,7 @@ def run_processes(count: int, program: str, *flags: str, devices: int = 1, timeo
         program: source text.
         flags: of its command line.
         devices: virtual devices of each process.
+        cache: a directory of compiled programs; None to compile everything.
         timeout: seconds, after which, as after the first failure, those that still run are killed.
     """
     with socket.socket() as probe:
@@ -29,6 +32,12 @@ def run_processes(count: int, program: str, *flags: str, devices: int = 1, timeo
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "PYTHONPATH": str(ROOT),
     }
+    if cache is not None:
+        environment |= {
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
     logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115
     processes = []
     try:

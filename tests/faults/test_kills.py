@@ -20,7 +20,7 @@ MOMENTS = {
 
 def test_a_run_killed_twenty_times_equals_one_that_was_not(tmp_path, cache):
     """Starting, compiling, training, validating or saving: each time in the middle of one of them."""
-    fields = {"num_steps": 100, "checkpoint_every": 3, "eval_every": 5, "optimizer.warmup_steps": 4}
+    fields = {"num_steps": 60, "checkpoint_every": 3, "eval_every": 5, "optimizer.warmup_steps": 4}
     finish(tmp_path / "whole", fields, cache=cache)
 
     workdir = tmp_path / "killed"
@@ -46,7 +46,8 @@ def test_of_two_processes_one_is_killed(tmp_path, cache):
     def start_both(workdir, signals=(None, None)):
         return [
             Start(workdir, fields, more_flags=flags, cache=cache, signal_in=signal_in)
-            for flags, signal_in in zip(joining(2), signals, strict=True)
+            # Who is left soon misses the other.
+            for flags, signal_in in zip(joining(2, peer_timeout=10), signals, strict=True)
         ]
 
     for start in start_both(tmp_path / "whole"):

@@ -9,13 +9,13 @@ from tests.storage.bucket import local_bucket
 from tests.training.test_processes import run
 
 
-def test_train_resume_and_evaluate(tmp_path, monkeypatch):
-    run(1, tmp_path / "local", evaluates=True)
+def test_train_resume_and_evaluate(tmp_path, cache, monkeypatch):
+    run(1, tmp_path / "local", cache=cache, evaluates=True)
     with local_bucket() as bucket:
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
         workdir = epath.Path(bucket.url) / "runs" / "first"
-        run(1, workdir)
+        run(1, workdir, cache=cache)
         assert sorted(path.name for path in workdir.iterdir()) == [
             "checkpoints",
             "config.json",
@@ -25,7 +25,7 @@ def test_train_resume_and_evaluate(tmp_path, monkeypatch):
         ]
         (damaged,) = (workdir / "checkpoints" / "6" / "run").glob("metadata*")
         damaged.write_text(damaged.read_text()[:-10])
-        (output,) = run(1, workdir, evaluates=True)
+        (output,) = run(1, workdir, cache=cache, evaluates=True)
         assert "checkpoint 6 is damaged" in output
         assert "steps 4 to 6" in output
         assert (workdir / "damaged_checkpoint_6" / "params" / "_METADATA").exists()

@@ -43,13 +43,13 @@ STEPS, HALF = 6, 3
 CONFIG = SMALL | {"num_steps": STEPS, "eval_every": HALF, "checkpoint_every": HALF, "accumulation_steps": 1}
 
 
-def run(count: int, workdir: Path, *flags: str, devices: int = 1, evaluates: bool = False) -> list[str]:
+def run(count: int, workdir: Path, *flags: str, cache: Path, devices: int = 1, evaluates: bool = False) -> list[str]:
     """What the processes print that train; others may evaluate what they come to."""
     config = [f"--config.{field}={value}" for field, value in CONFIG.items()]
     flags = ("--config=configs/tiny.py", *config, f"--workdir={workdir}", *flags)
-    outputs = run_processes(count, PROGRAM, *flags, devices=devices)
+    outputs = run_processes(count, PROGRAM, *flags, devices=devices, cache=cache)
     if evaluates:
-        run_processes(count, PROGRAM, *flags, "--evaluate", devices=devices)
+        run_processes(count, PROGRAM, *flags, "--evaluate", devices=devices, cache=cache)
     return outputs
 
 
@@ -67,18 +67,18 @@ def assert_same_losses(actual: Path, expected: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The workdir of the run in one process, evaluated."""
     workdir = tmp_path_factory.mktemp("processes") / "one"
-    run(1, workdir, evaluates=True)
+    run(1, workdir, cache=cache, evaluates=True)
     return workdir
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The workdir of the run in four, the rows split over all of them and the parameters over two."""
     workdir = tmp_path_factory.mktemp("processes") / "four"
-    outputs = run(4, workdir, "--config.mesh.fsdp=2")
+    outputs = run(4, workdir, "--config.mesh.fsdp=2", cache=cache)
     assert ["6/6" in output for output in outputs] == [True, False, False, False]
     return workdir
 
@@ -104,12 +104,14 @@ def test_four_processes_train_as_one(one, four):
         (2, 2, ["--config.mesh.data=1", "--config.mesh.seq=4"]),
     ],
 )
-def test_another_number_of_processes_goes_on_with_a_checkpoint_of_four(one, four, tmp_path, count, devices, mesh):
+def test_another_number_of_processes_goes_on_with_a_checkpoint_of_four(
+    one, four, cache, tmp_path, count, devices, mesh
+):
     """And evaluates what it comes to."""
     workdir = tmp_path / "run"
     shutil.copytree(four, workdir)
     shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-    outputs = run(count, workdir, *mesh, devices=devices, evaluates=True)
+    outputs = run(count, workdir, *mesh, cache=cache, devices=devices, evaluates=True)
     assert f"steps {HALF + 1} to {STEPS}" in outputs[0]
 
     assert_same_losses(workdir, one)
