@@ -9,7 +9,7 @@ from interdomain_jax import sharding
 from interdomain_jax.data.corpora import check_corpora
 from interdomain_jax.data.tokenizers import Tokenizer, load_tokenizer
 from interdomain_jax.modules.decoder import Decoder
-from interdomain_jax.modules.mixers import require_whole_rows
+from interdomain_jax.modules.softmax import require_whole_rows
 
 POSITIVE_FIELDS = (
     "num_steps",

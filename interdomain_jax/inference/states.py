@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import load_file, save_file
 
 from interdomain_jax.modules.decoder import Cache, Decoder
-from interdomain_jax.modules.mixers import KeyValueCache
+from interdomain_jax.modules.softmax import KeyValueCache
 
 FORMAT = "2"
 

@@ -2,15 +2,8 @@
 
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layers import RMSNorm, ShortConvolution, SwiGLU
-from interdomain_jax.modules.mixers import (
-    MIXERS,
-    InterdomainAttention,
-    KeyValueCache,
-    RecurrentCache,
-    S4DMixer,
-    SoftmaxAttention,
-    layer_dynamics,
-)
+from interdomain_jax.modules.mixers import MIXERS, InterdomainAttention, RecurrentCache, S4DMixer, layer_dynamics
+from interdomain_jax.modules.softmax import KeyValueCache, SoftmaxAttention
 
 __all__ = [
     "MIXERS",

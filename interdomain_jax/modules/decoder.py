@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
-from interdomain_jax.modules.layers import MATRIX_INIT_STD, ROPE_BASE, RMSNorm, SwiGLU
-from interdomain_jax.modules.mixers import MIXER_INPUTS, MIXERS, KeyValueCache, RecurrentCache, check_heads
+from interdomain_jax.modules.layers import MATRIX_INIT_STD, MIXER_INPUTS, ROPE_BASE, RMSNorm, SwiGLU, check_heads
+from interdomain_jax.modules.mixers import MIXERS, RecurrentCache
+from interdomain_jax.modules.softmax import KeyValueCache
 from interdomain_jax.ops.dynamics import Read
 from interdomain_jax.ops.interdomain import MAX_CHUNK_SIZE, Implementation
 from interdomain_jax.ops.shards import constrain

@@ -20,6 +20,9 @@ MATRIX_INIT_STD = 0.02
 """Standard deviation of a matrix's first entries; those that write into the residual stream divide it by
 sqrt(2 layers) (paper, section 5, which gives the latter and so implies the former)."""
 
+MIXER_INPUTS = "mixer_inputs"
+"""The name by which remat policies know what the mixers project from the residual stream: queries, keys and values."""
+
 ROPE_BASE = 10_000.0
 """Base of the rotations, Llama 2's."""
 
@@ -160,3 +163,13 @@ def swiglu_hidden_dim(d_model: int) -> int:
 def project(name: str, features: int, kernel_init: Initializer, dtype: Dtype, param_dtype: Dtype) -> nn.Dense:
     """A linear map with no bias, as every one in the paper."""
     return nn.Dense(features, use_bias=False, dtype=dtype, param_dtype=param_dtype, kernel_init=kernel_init, name=name)
+
+
+def check_heads(num_heads: int, head_dim: int, num_kv_heads: int | None) -> None:
+    """Raises ValueError, in one sentence, for head counts or a width that no mixer can have."""
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1; got {num_heads}.")
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"head_dim must be even, for RoPE turns pairs of channels; got {head_dim}.")
+    if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+        raise ValueError(f"num_kv_heads must divide num_heads = {num_heads}; got {num_kv_heads}.")
