@@ -22,6 +22,7 @@ _LINES: dict[str, dict[str, Any]] = {
     OURS: dict(color=charts.ACCENT, linewidth=2.2, marker="o", markersize=4, zorder=4),
     HEADS_FIRST: dict(color=charts.INK, linewidth=1.4, linestyle="--", marker="o", markersize=4, zorder=3),
     "softmax": dict(color=charts.INK, linewidth=1.8, marker="o", markersize=4, zorder=3),
+    "op": dict(color=charts.ACCENT, linewidth=1.0),
     "paper": dict(color=charts.ACCENT, linewidth=1.4, linestyle="--"),
     "s4d": dict(color=charts.INK, linewidth=1.2, linestyle=":"),
     COPY: dict(color=charts.FAINT, linewidth=4.0, zorder=1),
@@ -183,7 +184,8 @@ def draw(cells: Sequence[Cell], names: Sequence[str], *, title: str) -> Figure:
         _draw_panel(axes, [cell for cell in cells if cell.batch == batch], names)
         axes.set_title(f"batch {batch}", loc="left", fontsize=10, color=charts.INK)
     panels[0].set_ylabel("milliseconds a token", color=charts.INK)
-    figure.supxlabel("tokens before it", fontsize=10, color=charts.INK)
+    # A label of the whole figure would lie under the legend.
+    panels[len(panels) // 2].set_xlabel("tokens before it", color=charts.INK)
     lines, labels = panels[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False, labelcolor=charts.INK)
     return figure

@@ -121,7 +121,7 @@ def test_company_changes_nothing(mixers):
     programs = own._decode._cache_size(), own._read._cache_size()
     rng = np.random.default_rng(1)
     order = rng.permutation(len(requests))
-    start = 0
+    start, held = 0, len(jax.live_arrays())
     while start < len(order):
         group = order[start : start + rng.integers(1, ROWS + 1)]
         for number, completion in zip(group, own.generate([requests[n] for n in group]), strict=True):
@@ -130,6 +130,7 @@ def test_company_changes_nothing(mixers):
             assert completion.finish_reason == expected.finish_reason
             np.testing.assert_allclose(completion.log_probabilities, expected.log_probabilities, rtol=1e-4, atol=1e-4)
         start += len(group)
+    assert len(jax.live_arrays()) <= held
     assert {completion.finish_reason for completion in alone} == {"stop", "length"}
     # Buckets of lengths: of prompts 1 to 40 tokens, completions of 1 to 29, stop sequences of none to two.
     assert max(own._read._cache_size(), programs[1]) <= 3
