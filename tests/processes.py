@@ -1,12 +1,13 @@
 """Runs a program in several processes, joined over the loopback network as the hosts of a pod are."""
 
-import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from tests.quick import quick_environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,6 +16,8 @@ def run_processes(
     count: int, program: str, *flags: str, devices: int = 1, cache: Path | None = None, timeout: float = 240.0
 ) -> list[str]:
     """What each process of the Python program prints; fails the test unless all of them end well and in time.
+
+    What they compile is quick to compile, as in `tests.quick`.
 
     Args:
         count: of processes; each also gets the flags of `cli.join_processes`, unless it is alone.
@@ -27,11 +30,8 @@ def run_processes(
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = quick_environment(f"--xla_force_host_platform_device_count={devices}")
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     if cache is not None:
         environment |= {
             "JAX_COMPILATION_CACHE_DIR": str(cache),

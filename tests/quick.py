@@ -32,4 +32,9 @@ def quick_jit(function: Callable) -> Callable:
 def quick_environment(flags: str = "") -> dict[str, str]:
     """The environment of a process that compiles every program quickly, with further flags of XLA."""
     emitters = f"--{EMITTERS}=false" if EMITTERS in compiler_options() else ""
-    return os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": f"{flags} {emitters}".strip()}
+    return environment_with(f"{flags} {emitters}") | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+
+def environment_with(flags: str) -> dict[str, str]:
+    """The environment of this process with further flags of XLA."""
+    return os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}

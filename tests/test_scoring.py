@@ -1,7 +1,6 @@
 """The next-token score, in any number of chunks, against optax and float64 NumPy."""
 
 import math
-import os
 import subprocess
 import sys
 from functools import partial
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from interdomain_jax.scoring import next_token_score
 from tests.numerics import assert_close, double_precision, relative_rms, to_float64
+from tests.quick import environment_with
 
 
 class Problem(NamedTuple):
@@ -213,7 +213,7 @@ def test_devices_share_the_columns_of_every_chunk():
     finished = subprocess.run(
         [sys.executable, "-c", SHARED_COLUMNS],
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"},
+        env=environment_with("--xla_force_host_platform_device_count=8") | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
     )

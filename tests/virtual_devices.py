@@ -1,11 +1,10 @@
 """Runs a program on eight virtual devices, which only a fresh process can have."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.quick import quick_environment
+from tests.quick import environment_with, quick_environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,7 +15,7 @@ def run_on_eight_devices(program: str, *arguments: str, quick: bool = False) -> 
     With `quick`, its programs are quick to compile, as in `tests.quick`.
     """
     flags = "--xla_force_host_platform_device_count=8"
-    environment = quick_environment(flags) if quick else os.environ | {"XLA_FLAGS": flags}
+    environment = quick_environment(flags) if quick else environment_with(flags)
     finished = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,

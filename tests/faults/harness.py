@@ -25,6 +25,7 @@ import train
 from interdomain_jax import cli
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
+from tests.quick import quick_environment
 from tests.token_lists import TokenLists
 from tests.training.conftest import CORPUS, SMALL, open_corpora, without_speed
 
@@ -77,7 +78,8 @@ class Start:
         number = len(list(workdir.parent.glob(f"{workdir.name}.log*")))
         self.log = workdir.with_name(f"{workdir.name}.log{number}")
         self.log.touch()
-        self._process = _SERVER.Process(target=_main, args=(command, self.log, signal_in, cache, hangs))
+        xla_flags = quick_environment()["XLA_FLAGS"]
+        self._process = _SERVER.Process(target=_main, args=(command, self.log, signal_in, cache, hangs, xla_flags))
         self._process.start()
 
     def kill(self) -> None:
@@ -174,10 +176,13 @@ class _Hanging(TokenLists):
         return super().read(document, start, stop)
 
 
-def _main(command: list[str], log: Path, signal_in: Signal | None, cache: Path | None, hangs: bool) -> None:
+def _main(
+    command: list[str], log: Path, signal_in: Signal | None, cache: Path | None, hangs: bool, xla_flags: str
+) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    os.environ["XLA_FLAGS"] = xla_flags
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_disable_most_optimizations", True)
     if cache is not None:

@@ -1,11 +1,12 @@
 """The kernels on a mesh: every device runs its own rows and heads, and the result is that of one device."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.quick import environment_with
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +64,7 @@ def test_rows_and_heads_lie_on_devices(program, implementation):
     finished = subprocess.run(
         [sys.executable, "-c", program, implementation],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)},
+        env=environment_with("--xla_force_host_platform_device_count=8") | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

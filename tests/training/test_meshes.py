@@ -17,7 +17,6 @@ from interdomain_jax.training.step import make_train_step
 from tests.training.test_meshes import MESHES
 from tests.training.test_step import OPTIMIZER
 
-jax.config.update("jax_disable_most_optimizations", True)
 mixer = sys.argv[1]
 model = Decoder(
     vocab_size=32, d_model=16, num_layers=2, num_heads=2, head_dim=8, state_dim=4, mixers=(mixer,),

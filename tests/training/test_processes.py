@@ -25,7 +25,6 @@ from interdomain_jax.training import loop
 from tests.training.conftest import open_corpora
 
 EVALUATE = flags.DEFINE_bool("evaluate", False, "")
-jax.config.update("jax_disable_most_optimizations", True)
 loop.open_corpora = perplexity.open_corpora = open_corpora
 
 def main(argv):
