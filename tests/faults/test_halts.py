@@ -18,7 +18,7 @@ def test_a_process_that_never_comes_is_named(tmp_path, cache):
 
 
 def test_a_process_that_stands_still_is_named(tmp_path, cache):
-    fields = {"num_steps": 5000, "accumulation_steps": 1, "hang_seconds": 30.0}
+    fields = {"num_steps": 5000, "accumulation_steps": 1, "hang_seconds": 20.0}
     # So patient that JAX itself notices nothing.
     starts = [Start(tmp_path / "run", fields, more_flags=flags, cache=cache) for flags in joining(2, peer_timeout=600)]
     wait_for_step(tmp_path / "run", 3, starts)
@@ -26,7 +26,7 @@ def test_a_process_that_stands_still_is_named(tmp_path, cache):
     assert starts[0].wait(90) == EXIT_CODE, starts[0].output()
     starts[1].kill()
     output = starts[0].output()
-    assert "nothing has moved for 30 s (hang_seconds): process 0" in output
+    assert "nothing has moved for 20 s (hang_seconds): process 0" in output
     assert "process 1 on " in output
     assert "is ABSENT: last heard of" in output
     assert "in _train_from" in output, "the stacks of all threads"
