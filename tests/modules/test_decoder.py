@@ -1,7 +1,6 @@
 """The decoder: patterns of mixers, scanned layers, remat, and decoding that equals the whole-sequence call."""
 
 import functools
-import itertools
 from typing import get_args
 
 import jax
@@ -105,7 +104,11 @@ def stacked(tree):
 
 @pytest.mark.parametrize(
     ("remat", "scan_layers"),
-    [("none", True), *itertools.product(("dots", "mixer_inputs", "full"), (False, True))],
+    [
+        *((remat, True) for remat in ("none", "dots", "mixer_inputs", "full")),
+        ("mixer_inputs", False),
+        *(pytest.param(remat, False, marks=pytest.mark.slow) for remat in ("dots", "full")),
+    ],
 )
 def test_neither_scan_nor_remat_changes_a_gradient(remat, scan_layers):
     mixers = ("interdomain", "softmax")
