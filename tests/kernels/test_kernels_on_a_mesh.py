@@ -46,7 +46,7 @@ from interdomain_jax import Decoder, sharding
 from interdomain_jax.scoring import make_score_function
 
 model = Decoder(vocab_size=7, d_model=8, num_layers=1, num_heads=2, head_dim=4, state_dim=4, implementation=sys.argv[1])
-parameters = model.clone(implementation="xla").init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+parameters = jax.jit(model.clone(implementation="xla").init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 batch = dict(inputs=jnp.ones((8, 20), jnp.int32), targets=jnp.ones((8, 20), jnp.int32), loss_mask=jnp.ones((8, 20)))
 mesh = sharding.make_mesh(sharding.mesh_config())
 place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
