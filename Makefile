@@ -55,7 +55,7 @@ bench-checkpoints: $(VENV)/dev
 bench-data: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.data
 
-# A quarter of an hour on two CPU cores, or so.
+# Five minutes or more on two CPU cores.
 bench-decode: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.decode
 

@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from absl import app, flags
+from etils import epath
 from jax.sharding import Mesh
 from ml_collections import config_flags
 
 from interdomain_jax import cli, sharding, strict_json
+from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.tokenizers import Tokenizer, load_tokenizer
 from interdomain_jax.export import read_exported
 from interdomain_jax.inference import Generator, Request, Sampling
-from interdomain_jax.inference.states import State, Storage, load_state, save_state, take_rows, with_room
+from interdomain_jax.inference.states import State, Storage, load_state, save_state, take_rows
 from interdomain_jax.inference.texts import TextStream, prompt_ids
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.trained import find_trained
@@ -100,6 +102,11 @@ def find_source() -> Source:
         return Source(trained.model, trained.tokenizer, trained.mesh, trained.restore_params)
     tokenizer, mesh = load_tokenizer(_TOKENIZER.value), sharding.make_mesh(_MESH.value)
     loaded = read_exported(_INPUT.value, mesh=mesh)
+    if loaded.model.vocab_size < tokenizer.vocab_size:
+        raise ValueError(
+            f"--tokenizer={_TOKENIZER.value} has {tokenizer.vocab_size} ids; the model of --input has "
+            f"{loaded.model.vocab_size}, and must have at least as many"
+        )
     return Source(loaded.model, tokenizer, mesh, lambda: loaded.params)
 
 
@@ -147,6 +154,7 @@ def ids_of(tokenizer: Tokenizer, text: str, behind: State | None) -> list[int]:
 def requests_of(tokenizer: Tokenizer, prompts: Sequence[str], behind: State | None) -> list[Request]:
     """So many samples of each prompt."""
     sampling = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value, _PENALTY.value)
+    sampling.check()
     return [
         Request(
             ids_of(tokenizer, prompt, behind),
@@ -161,16 +169,18 @@ def requests_of(tokenizer: Tokenizer, prompts: Sequence[str], behind: State | No
 
 def main(_: list[str]) -> None:
     with cli.exit_on_bad_input():
-        source = find_source()
         prompts = read_prompts()
         if not prompts and not _INTERACTIVE.value:
             raise ValueError("there is no prompt: give --prompt, --prompts or --interactive")
         if _SAVE_STATE.value and (len(prompts) != 1 or _INTERACTIVE.value):
             raise ValueError("--save_state saves the state behind one --prompt, and generates nothing")
+        for flag, path in (("--save_state", _SAVE_STATE.value), ("--output", _OUTPUT.value)):
+            if path is not None:
+                workdirs.require_writable(flag, epath.Path(path).absolute().parent)
+        source = find_source()
         behind = None if _STATE.value is None else load_state(Path(_STATE.value), source.model)
-        requests = [] if _INTERACTIVE.value else requests_of(source.tokenizer, prompts, behind)
+        requests = requests_of(source.tokenizer, prompts, behind)
         max_length = _MAX_LENGTH.value or (4096 if _INTERACTIVE.value else _needed(requests, behind))
-        behind = None if behind is None else with_room(behind, max_length)
         parts = sharding.row_parts(source.mesh)
         wanted = _BATCH_SIZE.value or min(16, max(1, len(requests)))
         generator = Generator(
@@ -181,12 +191,15 @@ def main(_: list[str]) -> None:
             max_length=max_length,
             chunk_size=_CHUNK_SIZE.value,
         )
-        generator.check(requests, behind)
+        if not _INTERACTIVE.value:
+            generator.check(requests, behind)
+        start = None
+        if behind is not None and (_INTERACTIVE.value or _SAVE_STATE.value):
+            start = generator.fork(behind, [0])
     if _INTERACTIVE.value:
-        converse(source.tokenizer, generator, prompts, behind)
+        converse(source.tokenizer, generator, prompts, start)
     elif _SAVE_STATE.value:
-        state = generator.read([requests[0].prompt], None if behind is None else generator.fork(behind, [0]))
-        state = take_rows(state, [0])
+        state = take_rows(generator.read([requests[0].prompt], start), [0])
         save_state(Path(_SAVE_STATE.value), source.model, state, storage=_STATE_STORAGE.value)
         print(f"{int(state.length[0]):,} tokens read; the state has {state.bytes / 2**20:.2f} MiB", file=sys.stderr)
     else:
@@ -248,7 +261,9 @@ def complete(
             )
             for number, completion in enumerate(completions)
         ]
-        Path(_OUTPUT.value).write_text("\n".join(lines) + "\n")
+        output = Path(_OUTPUT.value)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text("\n".join(lines) + "\n")
     tokens = sum(len(completion.tokens) for completion in completions)
     print(
         f"{tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} tokens/s, compilation included; "
@@ -257,15 +272,14 @@ def complete(
     )
 
 
-def converse(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str], behind: State | None) -> None:
+def converse(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str], state: State | None) -> None:
     """Goes on behind each line that is typed, and behind all that was said before, until there is no more.
 
     The state comes before the first line, and of `prompts` the one, if there is one.
     """
-    state = None if behind is None else generator.fork(behind, [0])
     if prompts:
         with cli.exit_on_bad_input():
-            state = generator.read([ids_of(tokenizer, prompts[0], behind)], state)
+            state = generator.read([ids_of(tokenizer, prompts[0], state)], state)
     for number in itertools.count():
         try:
             line = input("> ")

@@ -21,7 +21,7 @@ A timing is a compiled loop of many steps, each of which updates in place what t
 loop does; starting the loop is timed by one of no steps. What the dynamics give is worked out before the loop, but for
 the op and the kernels. The cases of a cell are interleaved and medians reported, for a machine is rarely alone; the
 ratios are what to read. A case whose program wants more than half of the free memory is marked, not run.
-The whole grid takes about ten minutes on two CPU cores, most of it softmax attention.
+The whole grid takes five minutes or more on two CPU cores, most of it softmax attention.
 
 With `--compile_only` the step is compiled for a chip that is not there, and its arithmetic and memory traffic are
 counted in the program; no time is.

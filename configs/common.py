@@ -34,7 +34,7 @@ def base_config(mixers: str) -> ConfigDict:
     config.model.head_dim = 64
     # Hidden width of the SwiGLU layers; None for (2/3)(4 d_model) rounded up to a multiple of 128, as in the paper.
     config.model.mlp_dim = placeholder(int)
-    # Base of the rotations (RoPE): the longest wavelength over 2 pi, in tokens. Llama 2's.
+    # Base of the rotations (RoPE): the larger, the slower the later pairs of channels turn. Llama 2's.
     config.model.rope_base = 10_000.0
     # Complex modes M of a head's state.
     config.model.state_dim = 64

@@ -137,11 +137,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"], MESH_AXES["length"]))
 
 
-def row_sharding(mesh: Mesh) -> NamedSharding:
-    """The placement of arrays [B, ...] whose rows alone are spread."""
-    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
-
-
 def abstract_batch(
     mesh: Mesh, batch_size: int, sequence_length: int, *, reset: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
@@ -208,7 +203,7 @@ def row_parts(mesh: Mesh) -> int:
 
 def process_rows(mesh: Mesh, batch_size: int) -> list[int]:
     """The rows of a batch of `batch_size` that this process's devices hold, in order: those that it has to load."""
-    parts = row_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    parts = NamedSharding(mesh, PartitionSpec(ROW_AXES)).addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for part in parts if part for row in range(batch_size)[part[0]]})
 
 

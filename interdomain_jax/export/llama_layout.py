@@ -21,10 +21,10 @@ from jax.sharding import Mesh
 from interdomain_jax import strict_json
 from interdomain_jax.errors import RunError
 from interdomain_jax.export.safetensors_files import Loaded, load_model
-from interdomain_jax.export.tensor_files import StoredTensor, local_path, stored_tensors, write_tensors
 from interdomain_jax.export.tensor_names import Index, require_same, tensor_shapes, to_params, to_tensors
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layers import swiglu_hidden_dim
+from interdomain_jax.tensor_files import StoredTensor, local_path, stored_tensors, write_tensors
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 

@@ -11,7 +11,7 @@ from interdomain_jax import workdir as workdirs
 from interdomain_jax.experiment import build_experiment, check_fields
 from interdomain_jax.export.llama_layout import read_exported, write_llama
 from interdomain_jax.export.safetensors_files import model_fields, save_model
-from interdomain_jax.export.tensor_files import local_path
+from interdomain_jax.tensor_files import local_path
 from interdomain_jax.trained import find_trained
 from interdomain_jax.training import checkpoints as training_checkpoints
 from interdomain_jax.training.optimizer import make_optimizer

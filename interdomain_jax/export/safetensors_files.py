@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from interdomain_jax import strict_json
-from interdomain_jax.export.tensor_files import local_path, read_metadata, stored_tensors, write_tensors
 from interdomain_jax.export.tensor_names import require_same, tensor_shapes, to_params, to_tensors
 from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.tensor_files import local_path, read_metadata, stored_tensors, write_tensors
 
 FORMAT_VERSION = 1
 

@@ -1,15 +1,19 @@
 """The compiled parts of generation: reading a piece of the prompts, and the loop that draws and reads tokens."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 from interdomain_jax.inference.sampling import Sampling, next_tokens
 from interdomain_jax.inference.states import State
 from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.ops.decoding import DecodingState
+from interdomain_jax.ops.shards import HEAD_AXES, ROW_AXES
 
 
 class Settings(NamedTuple):
@@ -44,6 +48,31 @@ class Written(NamedTuple):
     counts: Int[Array, " B"]
     done: Bool[Array, " B"]
     stopped: Int[Array, " B"]
+
+
+def placement(state: State, mesh: Mesh) -> Any:
+    """Where a state lies, decoding or not: rows and heads on the devices that work on them.
+
+    Args:
+        state: or its shapes.
+        mesh: from `sharding.make_mesh`.
+    """
+
+    def heads(count: int) -> tuple[str, ...] | None:
+        return None if count % math.prod(mesh.shape[axis] for axis in HEAD_AXES) else HEAD_AXES
+
+    def place(leaf: Array) -> PartitionSpec:
+        # Heads are an axis of states and of keys and values alone.
+        return PartitionSpec(ROW_AXES, heads(leaf.shape[1])) if leaf.ndim >= 4 else PartitionSpec(ROW_AXES)
+
+    def place_layer(layer: Any) -> Any:
+        if not isinstance(layer, DecodingState):
+            return place(layer)
+        tables = jax.tree.map(lambda leaf: PartitionSpec(heads(leaf.shape[0])), layer)
+        return tables._replace(parts=jax.tree.map(place, layer.parts), phase=place(layer.phase))
+
+    specs = jax.tree.map(place_layer, state, is_leaf=lambda node: isinstance(node, DecodingState))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def read(model: Decoder, params: Any, state: State, tokens: Array, is_token: Array) -> State:

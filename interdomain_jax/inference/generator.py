@@ -1,7 +1,7 @@
 """Generation: prompts are read in chunks, and tokens decoded in one compiled loop, for a batch of requests at once.
 
 The batch has a fixed number of rows. A request's tokens depend on its own settings and seed, and not on what the other
-rows do, nor on which row it has.
+rows do, nor on which row it has. All devices belong to one process.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from interdomain_jax import sharding
 from interdomain_jax.inference import decode
 from interdomain_jax.inference.sampling import Sampling
-from interdomain_jax.inference.states import State, empty_state, room, take_rows
+from interdomain_jax.inference.states import State, empty_state, take_rows, with_room
 from interdomain_jax.modules.decoder import Decoder
 from interdomain_jax.modules.layer_layout import separate_layers
 
@@ -84,7 +84,8 @@ class Generator:
             raise ValueError(f"chunk_size is {chunk_size}; it must be a power of two and at least {_SHORTEST}")
         # States of stacked layers would be taken out and put back for every token.
         if model.scan_layers:
-            model, params = model.clone(scan_layers=False), jax.jit(separate_layers)(params)
+            places = sharding.state_sharding(jax.eval_shape(separate_layers, params), mesh)
+            model, params = model.clone(scan_layers=False), jax.jit(separate_layers, out_shardings=places)(params)
         self._model = model
         self._params = params
         self._batch_size = batch_size
@@ -92,35 +93,41 @@ class Generator:
         self._chunk_size = chunk_size
         jit = lambda function, **options: jax.jit(sharding.on_mesh(function, mesh), **options)
         # A prompt is filled up to a power of two, which the cache must hold.
-        empty = functools.partial(empty_state, model, batch_size, _bucket(max_length))
-        self._empty = jit(empty, out_shardings=sharding.row_sharding(mesh))
-        self._read = jit(functools.partial(decode.read, model), donate_argnums=1)
-        # What is written goes out as it came in: placed in another way it would be another program.
-        written = sharding.replicated(mesh)
-        self._begin = jit(functools.partial(decode.begin, model), static_argnums=3, out_shardings=(None, written))
+        self._room = _bucket(max_length)
+        empty = functools.partial(empty_state, model, batch_size, self._room)
+        begin = functools.partial(decode.begin, model)
+        limits = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+        state = jax.eval_shape(empty)
+        decoding, _ = jax.eval_shape(functools.partial(begin, length=_SHORTEST), params, state, limits)
+        # Everything goes out as it came in: placed in another way it would be another program.
+        self._places = decode.placement(state, mesh)
+        decoding_places = decode.placement(decoding, mesh), sharding.replicated(mesh)
+        self._empty = jit(empty, out_shardings=self._places)
+        self._read = jit(functools.partial(decode.read, model), donate_argnums=1, out_shardings=self._places)
+        self._begin = jit(begin, static_argnums=3, out_shardings=decoding_places)
         self._decode = jit(
-            functools.partial(decode.decode, model), donate_argnums=(1, 3), out_shardings=(None, written)
+            functools.partial(decode.decode, model), donate_argnums=(1, 3), out_shardings=decoding_places
         )
-        self._end = jit(functools.partial(decode.end, model))
-        self._take = jit(take_rows, out_shardings=sharding.row_sharding(mesh))
+        self._end = jit(functools.partial(decode.end, model), out_shardings=self._places)
+        self._take = jit(take_rows)
 
     def read(self, prompts: Sequence[Sequence[int]], state: State | None = None) -> State:
         """Reads a prompt in each row, behind what it has read; a row without a prompt stays as it is.
 
         Args:
             prompts: token ids, of `batch_size` rows at most.
-            state: of the rows; nothing read if None. It is used up.
+            state: of `batch_size` rows; nothing read if None. It is used up.
 
         Raises:
-            ValueError: an id is not in the vocabulary, or a row would be longer than `max_length`.
+            ValueError: an id is not in the vocabulary, a row would be longer than `max_length`, or the state has
+                another number of rows.
         """
         self._check_rows(len(prompts))
-        state = self._empty() if state is None else state
-        limit = self._limit(state)
+        state = self._empty() if state is None else self._fitting(state)
         for row, (prompt, length) in enumerate(zip(prompts, np.asarray(state.length), strict=False)):
             try:
                 self._check_tokens(prompt)
-                _check_length(int(length) + len(prompt), 0, limit)
+                self._check_length(int(length) + len(prompt), 0)
             except ValueError as error:
                 raise ValueError(f"row {row}: {error}") from None
         longest = max(map(len, prompts), default=0)
@@ -135,10 +142,21 @@ class Generator:
         return state
 
     def fork(self, state: State, rows: Sequence[int]) -> State:
-        """A state whose rows are copies of these rows, filled up with the last; `state` stays as it is."""
+        """A state whose rows are copies of these rows, filled up with the last; `state` stays as it is.
+
+        Args:
+            state: from here or elsewhere, of any number of rows.
+            rows: at least one, and `batch_size` at most.
+
+        Raises:
+            ValueError: there are none, more, or others than the state has, or one is longer than `max_length`.
+        """
         self._check_rows(len(rows))
+        count = len(state.length)
+        if not rows or not all(0 <= row < count for row in rows):
+            raise ValueError(f"rows are {list(rows)}; they must be among the {count} of the state, counted from 0")
         rows = [*rows, *[rows[-1]] * (self._batch_size - len(rows))]
-        return self._take(state, np.array(rows, np.int32))
+        return self._fitting(self._take(state, np.array(rows, np.int32)))
 
     def generate(
         self,
@@ -166,20 +184,20 @@ class Generator:
         for first in range(0, len(requests), self._batch_size):
             group = requests[first : first + self._batch_size]
             emit = None if on_tokens is None else lambda row, tokens, first=first: on_tokens(first + row, tokens)
-            state = None if behind is None else self.fork(behind, [0])
-            state = self.read([request.prompt for request in group], state)
-            completed, _ = self.go_on(state, group, emit, stream_every)
+            start = None if behind is None else self.fork(behind, [0])
+            # Not by a name: it would keep the state alive beside the one that decodes.
+            completed, _ = self.go_on(self.read([each.prompt for each in group], start), group, emit, stream_every)
             completions += completed
         return completions
 
     def check(self, requests: Sequence[Request], behind: State | None = None) -> None:
         """Raises ValueError, naming the request, if one of them cannot be served by `generate`."""
-        length, limit = (0, self._max_length) if behind is None else (int(behind.length[0]), self._limit(behind))
+        length = 0 if behind is None else int(behind.length[0])
         for number, request in enumerate(requests):
             try:
-                if behind is None and not len(request.prompt):
+                if not length and not len(request.prompt):
                     raise ValueError("prompt is empty; give at least one token, such as that of the start of a text")
-                self._check_request(request, length, request.prompt, limit)
+                self._check_request(request, length, request.prompt)
             except ValueError as error:
                 raise ValueError(f"request {number}: {error}") from None
 
@@ -196,10 +214,12 @@ class Generator:
         has read nothing begins with logits of zero. `state` is used up.
         """
         self._check_rows(len(requests))
-        limit = self._limit(state)
+        if stream_every < 1:
+            raise ValueError(f"stream_every is {stream_every}; it must be at least 1")
+        state = self._fitting(state)
         for row, (request, length) in enumerate(zip(requests, np.asarray(state.length), strict=False)):
             try:
-                self._check_request(request, int(length), (), limit)
+                self._check_request(request, int(length), ())
             except ValueError as error:
                 raise ValueError(f"row {row}: {error}") from None
         settings = self._settings(requests)
@@ -261,12 +281,22 @@ class Generator:
             if not 0 <= token < self._model.vocab_size:
                 raise ValueError(f"token {token} is not in the vocabulary of {self._model.vocab_size} ids")
 
-    def _limit(self, state: State) -> int | None:
-        """The most tokens of a row; a state from elsewhere may have less room than those made here."""
-        return None if self._max_length is None else min(self._max_length, room(state) or 0)
+    def _check_length(self, length: int, more: int) -> None:
+        if self._max_length is not None and length + more > self._max_length:
+            raise ValueError(
+                f"{length} tokens and {more} to generate are {length + more}; max_length is {self._max_length}, for "
+                "which softmax layers hold keys and values"
+            )
 
-    def _check_request(self, request: Request, length: int, prompt: Sequence[int], limit: int | None) -> None:
-        """Checks a request that comes with this prompt behind so many tokens, of at most `limit`."""
+    def _fitting(self, state: State) -> State:
+        """The state, which may come from elsewhere, in the shapes of those made here."""
+        if len(state.length) != self._batch_size:
+            raise ValueError(f"the state has {len(state.length)} rows; the batch has {self._batch_size}: fork it")
+        self._check_length(int(state.length.max()), 0)
+        return jax.device_put(with_room(state, self._room), self._places)
+
+    def _check_request(self, request: Request, length: int, prompt: Sequence[int]) -> None:
+        """Checks a request that comes with this prompt behind so many tokens."""
         request.sampling.check()
         if request.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")
@@ -275,15 +305,7 @@ class Generator:
         if any(not stop for stop in request.stop):
             raise ValueError("stop has an empty sequence; it would end the text before its first token")
         self._check_tokens([*prompt, *itertools.chain(*request.stop)])
-        _check_length(length + len(prompt), request.max_new_tokens, limit)
-
-
-def _check_length(length: int, more: int, limit: int | None) -> None:
-    if limit is not None and length + more > limit:
-        raise ValueError(
-            f"{length} tokens and {more} to generate are {length + more}; max_length is {limit}, for which softmax "
-            "layers hold keys and values"
-        )
+        self._check_length(length + len(prompt), request.max_new_tokens)
 
 
 def _bucket(length: int, shortest: int = _SHORTEST) -> int:

@@ -4,6 +4,7 @@ The state of a recurrent mixer has a fixed size, however long the text was; that
 values of every token, up to a length that is fixed beforehand.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.flax import load_file, save_file
+from safetensors.flax import load_file
 
 from interdomain_jax.modules.decoder import Cache, Decoder
 from interdomain_jax.modules.softmax import KeyValueCache
+from interdomain_jax.tensor_files import write_tensors
 
 FORMAT = "2"
 
@@ -68,15 +71,17 @@ def save_state(path: Path, model: Decoder, state: State, *, storage: Storage = "
         path: of the file.
         model: that has read the texts.
         state: of any number of rows.
-        storage: "float32" loses nothing. "bfloat16" halves the file, and rounds the recurrent states to 8 bits.
+        storage: "float32" loses nothing. "bfloat16" halves the file, and rounds to 8 bits what the mixers carry.
+
+    Raises:
+        RunError: it cannot be written.
     """
+    rounds = lambda name, leaf: storage == "bfloat16" and leaf.dtype == jnp.float32 and name != "logits"
     arrays = {
-        name: leaf.astype(jnp.bfloat16) if storage == "bfloat16" and leaf.dtype == jnp.float32 else leaf
+        name: np.asarray(leaf.astype(jnp.bfloat16) if rounds(name, leaf) else leaf)
         for name, leaf in _named(state).items()
     }
-    unfinished = path.with_name(f"{path.name}.tmp")
-    save_file(arrays, unfinished, metadata={"format": FORMAT, "model": _fields(model)})
-    unfinished.replace(path)
+    write_tensors(path, arrays, {"format": FORMAT, "model": json.dumps(_fields(model))})
 
 
 def load_state(path: Path, model: Decoder) -> State:
@@ -96,11 +101,13 @@ def load_state(path: Path, model: Decoder) -> State:
         raise ValueError(f"{path} is no safetensors file: {error}") from error
     if metadata.get("format") != FORMAT or "model" not in metadata:
         raise ValueError(f"{path} holds no state of format {FORMAT}")
-    if metadata["model"] != _fields(model):
-        there, here = json.loads(metadata["model"]), json.loads(_fields(model))
-        differences = [
-            f"{name} is {there.get(name)} there and {here[name]} here" for name in here if there.get(name) != here[name]
-        ]
+    there, here = json.loads(metadata["model"]), json.loads(json.dumps(_fields(model)))
+    differences = [
+        f"{name} is {there.get(name, 'absent')} there and {here[name]} here"
+        for name in here
+        if there.get(name, "absent") != here[name]
+    ]
+    if differences:
         raise ValueError(f"{path} holds a state of another model: {'; '.join(differences)}")
     batch_size = arrays["length"].shape[0]
     longest = max((leaf.shape[-2] for name, leaf in arrays.items() if name.endswith("/keys")), default=0)
@@ -108,22 +115,20 @@ def load_state(path: Path, model: Decoder) -> State:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays[_name(path)].astype(leaf.dtype), abstract)
 
 
-def room(state: State) -> int | None:
-    """The tokens that the softmax layers can hold; None if there are no such layers."""
-    return min((layer.keys.shape[2] for layer in _key_value_caches(state)), default=None)
-
-
 def with_room(state: State, max_length: int) -> State:
-    """The state with room for so many tokens in softmax layers; others need none.
+    """The state with room for so many tokens in softmax layers; others need none, and share their arrays with it.
 
     Raises:
         ValueError: it holds more.
     """
+    layers = itertools.chain(*state.cache)
     longest = int(state.length.max())
-    if _key_value_caches(state) and longest > max_length:
+    if longest > max_length and any(isinstance(layer, KeyValueCache) for layer in layers):
         raise ValueError(f"max_length is {max_length}; the state holds {longest} tokens")
 
     def resize(tokens: Array) -> Array:
+        if tokens.shape[2] == max_length:
+            return tokens
         more = max(max_length - tokens.shape[2], 0)
         return jnp.pad(tokens, [(0, 0), (0, 0), (0, more), (0, 0)])[:, :, :max_length]
 
@@ -135,10 +140,6 @@ def with_room(state: State, max_length: int) -> State:
     return state._replace(cache=tuple(tuple(map(resized, pattern)) for pattern in state.cache))
 
 
-def _key_value_caches(state: State) -> list[KeyValueCache]:
-    return [layer for pattern in state.cache for layer in pattern if isinstance(layer, KeyValueCache)]
-
-
 def _named(state: State) -> dict[str, Array]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
@@ -147,9 +148,9 @@ def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _fields(model: Decoder) -> str:
+def _fields(model: Decoder) -> dict[str, Any]:
     """What a state depends on."""
     names = ["vocab_size", "d_model", "num_layers", "num_heads", "head_dim", "mixers", "num_kv_heads", "state_dim"]
     names += ["mlp_dim", "rope_base", "read", "dtype"]
     values = {name: getattr(model, name) for name in names}
-    return json.dumps(values | {"dtype": jnp.dtype(model.dtype).name})
+    return values | {"dtype": jnp.dtype(model.dtype).name}

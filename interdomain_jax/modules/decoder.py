@@ -48,7 +48,7 @@ class Decoder(nn.Module):
             ("interdomain", "interdomain", "interdomain", "softmax").
         num_kv_heads: key/value heads; None for one each. Mixers with a linear contraction share nothing and ignore it.
         mlp_dim: hidden width of the SwiGLU layers; None for the paper's, `swiglu_hidden_dim(d_model)`.
-        rope_base: of the rotations in every mixer that rotates: the longest wavelength over 2 pi, in tokens.
+        rope_base: of the rotations in every mixer that rotates, see `apply_rope`.
         state_dim: modes M of a recurrent mixer.
         read: "bilinear" or "hermitian", see `interdomain_attention`.
         output_gate: the optional SiLU gate on a recurrent mixer's output; softmax has none.

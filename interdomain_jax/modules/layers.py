@@ -62,7 +62,7 @@ def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = R
     Args:
         x: [B, T, H, R], R even.
         positions: [B, T] whole token positions.
-        base: the longest wavelength over 2 pi, in tokens.
+        base: the larger, the slower the later pairs turn.
 
     Returns:
         [B, T, H, R] in the dtype of x.

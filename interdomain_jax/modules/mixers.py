@@ -159,7 +159,7 @@ class InterdomainAttention(nn.Module):
                 parameters[f"{name}_convolution"] = taps
         parameters |= self._input_norm() | self._dynamics()
         # Everything between the projections runs on each device's own rows, heads and tokens.
-        state_axes = DecodingState("B H", "B H", *["H"] * 4) if decodes else "B H"  # type: ignore[arg-type]
+        state_axes = DecodingState._make(["B H", "B H", *["H"] * 4]) if decodes else "B H"
         cache_axes = "B" if cache is None else RecurrentCache._make((state_axes, "B K H", "B"))
         parameter_axes = {name: _PARAMETER_AXES.get(name, "H") for name in parameters}
         mix = over_mesh(

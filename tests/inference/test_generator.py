@@ -243,3 +243,21 @@ def test_bad_settings_of_a_generator():
         Generator(model, params, AbstractMesh((1, 1, 1, 2), sharding.AXES), batch_size=1, max_length=10)
     with pytest.raises(ValueError, match="5 rows are given; the batch has 4"):
         generator().read(prompts_of(1, 1, 1, 1, 1))
+
+
+def test_states_that_do_not_fit_are_refused():
+    own = generator()
+    state = own.read(prompts_of(3))
+    for rows, said in (([4], r"rows are \[4\]"), ([-1], r"rows are \[-1\]"), ([], r"rows are \[\]")):
+        with pytest.raises(ValueError, match=f"{said}; they must be among the 4 of the state, counted from 0"):
+            own.fork(state, rows)
+    one = jax.tree.map(lambda leaf: leaf[:1], state)
+    with pytest.raises(ValueError, match="the state has 1 rows; the batch has 4: fork it"):
+        own.read(prompts_of(2), one)
+    with pytest.raises(ValueError, match="the state has 1 rows"):
+        own.go_on(one, [Request((), 3)])
+    with pytest.raises(ValueError, match="stream_every is 0; it must be at least 1"):
+        own.go_on(state, [Request((), 3)], stream_every=0)
+    long = generator(("softmax",)).read(prompts_of(10))._replace(length=np.array([301, 0, 0, 0]))
+    with pytest.raises(ValueError, match="max_length is 300"):
+        generator(("softmax",)).fork(long, [0])

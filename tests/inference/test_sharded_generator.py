@@ -28,10 +28,13 @@ def tokens_on(sizes):
     mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes, strict=True)), jax.devices()[:int(np.prod(sizes))])
     placed = jax.device_put(params, sharding.state_sharding(params, mesh))
     own = Generator(model, placed, mesh, batch_size=4, max_length=64, chunk_size=16)
-    return [completion.tokens for completion in own.generate(requests)]
+    behind = own.read([requests[1].prompt])
+    return [
+        completion.tokens for completion in [*own.generate(requests), *own.generate(requests, behind=behind)]
+    ]
 
 alone = tokens_on((1, 1, 1, 1))
-assert len({tuple(tokens) for tokens in alone}) == 4
+assert len({tuple(tokens) for tokens in alone}) == 8
 for sizes in ((4, 1, 2, 1), (1, 4, 2, 1)):
     assert tokens_on(sizes) == alone, sizes
 """

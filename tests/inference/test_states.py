@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from interdomain_jax.inference import Request, Sampling
-from interdomain_jax.inference.states import load_state, room, save_state, take_rows, with_room
-from tests.inference.test_generator import generator, prompts_of, trained
+from interdomain_jax.inference.states import load_state, save_state, take_rows, with_room
+from tests.inference.test_generator import CHUNK, ROWS, generator, prompts_of, trained
 
 # In a process that has read nothing: the tokens of eight continuations of a saved state.
 CONTINUED = """
@@ -62,6 +62,7 @@ def test_storage(tmp_path):
         actual.astype(jnp.float32), expected.astype(jnp.float32), rtol=2**-8, atol=0
     )
     jax.tree.map(close, half, state)
+    np.testing.assert_array_equal(half.logits, state.logits)
     assert (tmp_path / "half").stat().st_size < 0.6 * (tmp_path / "whole").stat().st_size
 
 
@@ -75,22 +76,30 @@ def test_rows_can_be_taken_in_any_order():
 
 
 def test_prompts_go_on_behind_a_state_that_stays_as_it_is(tmp_path):
-    """More of them than rows, and an empty one; in softmax layers as far as there is room."""
+    """More of them than rows, and an empty one; the cache of the state has no room beside its 50 tokens."""
     text, *questions = prompts_of(50, 3, 5, 17, 1, 2)
     mixers = ("interdomain", "softmax")
     own, (model, _) = generator(mixers), trained(mixers)
     requests = [Request(question, 10) for question in [*questions, []]]
     whole = own.generate([request._replace(prompt=text + list(request.prompt)) for request in requests])
-    save_state(tmp_path / "text", model, take_rows(own.read([text]), [0]))
-    loaded = load_state(tmp_path / "text", model)
-    read = with_room(loaded, 80)
-    assert (room(loaded), room(read), room(with_room(read, 90))) == (512, 80, 90)
+    save_state(tmp_path / "text", model, with_room(take_rows(own.read([text]), [0]), 50))
+    read = load_state(tmp_path / "text", model)
+    room = lambda state: state.cache[0][1].keys.shape[2]
+    assert (room(read), room(with_room(read, 90)), room(own.fork(read, [0]))) == (50, 90, 512)
+    programs = own._read._cache_size(), own._decode._cache_size()
     for _ in range(2):
         assert [each.tokens for each in own.generate(requests, behind=read)] == [each.tokens for each in whole]
-    with pytest.raises(ValueError, match="request 0: 53 tokens and 28 to generate are 81; max_length is 80"):
-        own.generate([Request(questions[0], 28)], behind=read)
+    assert (own._read._cache_size(), own._decode._cache_size()) == programs
+    with pytest.raises(ValueError, match="request 0: 53 tokens and 248 to generate are 301; max_length is 300"):
+        own.generate([Request(questions[0], 248)], behind=read)
+    # A chunk is longer than the cache of the state was.
+    (again,) = prompts_of(CHUNK - 1, seed=1)
+    (expected,) = own.generate([Request(text[:5] + again, 8)])
+    small = with_room(take_rows(own.read([text[:5]]), [0] * ROWS), 5)
+    completions, _ = own.go_on(own.read([again], small), [Request((), 8)])
+    assert completions[0].tokens == expected.tokens
     with pytest.raises(ValueError, match="max_length is 49; the state holds 50 tokens"):
-        with_room(loaded, 49)
+        with_room(read, 49)
 
 
 def test_what_is_no_state_of_the_model_is_refused(tmp_path):

@@ -214,6 +214,24 @@ def test_initial_values_are_the_papers():
     assert float(params["query"]["kernel"].std()) == pytest.approx(0.02, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["interdomain", "dual_linear"])
+def test_decoding_packed_rows(name):
+    """Documents that end, padding between tokens, grouped heads, the hermitian read and a bfloat16 computation."""
+    mixer = make(name, num_kv_heads=1, read="hermitian", dtype=jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(4), (3, 10, D_MODEL))
+    ids = jnp.array([[1] * 10, [1, 1, 1, 2, 2, 0, 2, 3, 0, 3], [0, 1, 1, 1, 1, 1, 0, 0, 0, 0]])
+    variables = initialised(mixer, x)
+    whole, _ = quick_jit(mixer.apply)(variables, x, segment_ids=ids)
+    step = quick_jit(lambda x, ids, cache: mixer.apply(variables, x, segment_ids=ids, cache=cache))
+    y, cache = step(x[:, :3], ids[:, :3], mixer.init_cache(3, 0))
+    cache, pieces = mixer.begin_decoding(variables["params"], cache), [y]
+    for t in range(3, 10):
+        y, cache = step(x[:, t : t + 1], ids[:, t : t + 1], cache)
+        pieces.append(y)
+    assert relative_rms(jnp.concatenate(pieces, axis=1), whole) < 1e-2
+    np.testing.assert_array_equal(cache.progress.position, [10, 2, 5])
+
+
 def test_decoding_takes_one_token_at_a_time():
     mixer = make("interdomain")
     x = jnp.ones((1, 2, D_MODEL))

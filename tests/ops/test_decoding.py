@@ -116,7 +116,7 @@ def test_rounding_does_not_grow_with_the_length():
     for ours, theirs, reference in zip(got, plain, expected, strict=True):
         late = (slice(None), slice(-1000, None)) if ours.ndim == 4 else ...
         error, usual = (relative_rms(x[late], reference[late]) for x in (ours, theirs))
-        assert error < 2 * usual + 1e-6
+        assert error < 1.1 * usual
 
 
 def test_bfloat16_tokens_and_a_float32_state():
