@@ -105,7 +105,7 @@ def test_sequences_are_a_function_of_the_seed():
 
 def test_the_presets_can_be_made():
     for part in (*GRID, *TRAINING_MIX, *TEST_MIX):
-        made = mqar(part._replace(count=2), seed=0, filler="random")
+        made = mqar(part._replace(sequences=2), seed=0, filler="random")
         assert made.tokens.shape == (2, part.length)
         assert made.is_scored.sum(axis=1).tolist() == [part.pairs] * 2
 
@@ -115,7 +115,7 @@ def test_the_training_mix_has_short_and_long_sequences():
     lengths = [part.length for part in TRAINING_MIX]
     assert min(lengths) == min(part.length for part in TEST_MIX)
     assert max(lengths) == 4 * min(lengths)
-    assert max(TRAINING_MIX, key=lambda part: part.count).length == min(lengths)
+    assert max(TRAINING_MIX, key=lambda part: part.sequences).length == min(lengths)
 
 
 def test_training_and_test_share_no_sequence():
@@ -134,7 +134,7 @@ def test_training_and_test_share_no_sequence():
     ("part", "options", "message"),
     [
         (Part(64, 0, 1), {}, "pairs is 0; it must be at least 1"),
-        (Part(64, 4, 0), {}, "count is 0; it must be at least 1"),
+        (Part(64, 4, 0), {}, "sequences is 0; it must be at least 1"),
         (Part(15, 4, 1), {}, "length is 15; 4 pairs and as many questions need 16 tokens: give at least as many"),
         (
             Part(64, 4, 1),

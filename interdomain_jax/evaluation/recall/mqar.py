@@ -26,12 +26,12 @@ class Part(NamedTuple):
     Attributes:
         length: T.
         pairs: P, of a key and a value.
-        count: N.
+        sequences: N.
     """
 
     length: int
     pairs: int
-    count: int
+    sequences: int
 
 
 GRID = (Part(64, 4, 3_000), Part(128, 8, 3_000), Part(256, 16, 3_000), Part(512, 64, 3_000))
@@ -84,7 +84,7 @@ def mqar(
     """
     length, pairs, count = part
     require_at_least("pairs", pairs, 1)
-    require_at_least("count", count, 1)
+    require_at_least("sequences", count, 1)
     if length < 4 * pairs:
         raise ValueError(
             f"length is {length}; {pairs} pairs and as many questions need {4 * pairs} tokens: give at least as many"

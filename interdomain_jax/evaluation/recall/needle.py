@@ -6,6 +6,7 @@ depths but evenly spread ones.
 """
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -76,15 +77,25 @@ def needle(
         value = int(rng.integers(1_000_000, 10_000_000))
         depth = number / (count - 1) if count > 1 else 0.5
         write = functools.partial(_write, key, value, depth)
-        count_for = lambda lines, write=write: count_tokens(tokenizer, write(lines), answer_tokens=answer_tokens)
-        # A line has at least a token, and the lines of the question before are a good guess.
-        lines = largest(lambda lines, count_for=count_for: count_for(lines) <= budget, start=lines, limit=budget)
-        if lines == 0:
-            raise ValueError(
-                f"budget is {budget}; with one line of noise the question and its answer take {count_for(1)} tokens"
-            )
+        # The lines of the question before are a good guess.
+        lines = _most_lines(tokenizer, write, budget=budget, answer_tokens=answer_tokens, guess=lines)
         questions.append(write(lines))
     return questions
+
+
+def _most_lines(
+    tokenizer: Tokenizer, write: Callable[[int], Question], *, budget: int, answer_tokens: int, guess: int
+) -> int:
+    def tokens(lines: int) -> int:
+        return count_tokens(tokenizer, write(lines), answer_tokens=answer_tokens)
+
+    # A line has at least one token.
+    lines = largest(lambda lines: tokens(lines) <= budget, start=guess, limit=budget)
+    if lines == 0:
+        raise ValueError(
+            f"budget is {budget}; with one line of noise the question and its answer take {tokens(1)} tokens"
+        )
+    return lines
 
 
 def _write(key: str, value: int, depth: float, lines: int) -> Question:
