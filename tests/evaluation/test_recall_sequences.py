@@ -140,7 +140,12 @@ def test_mixed_batches_take_each_sequence_once_a_pass():
         assert len(seen) == len({*seen}) == 18
         assert sorted(number // 100 for number in seen) == [0] * 9 + [1] * 6 + [2] * 3
         orders.append(seen)
-    assert orders[0] != orders[1] != orders[2]
+    # Other sequences together in each pass, and the parts in turn.
+    together = [{frozenset(seen[first : first + 3]) for first in range(0, 18, 3)} for seen in orders]
+    assert together[0] != together[1] != together[2] != together[0]
+    turns = [[number // 100 for number in seen] for seen in orders]
+    assert any(turn != sorted(turn) for turn in turns)
+    assert turns[0] != turns[1] or turns[1] != turns[2]
     again = mixed_batches(parts, batch_size=3, seed=0)
     assert orders[0] == [number for _ in range(6) for number in next(again).tokens[:, 0].tolist()]
 
