@@ -97,6 +97,8 @@ def find_source() -> Source:
         raise ValueError("give one of --workdir, the directory of a run, and --input, an exported model")
     if (_INPUT.value is None) != (_TOKENIZER.value is None):
         raise ValueError("--input and --tokenizer go together; a run knows its own tokenizer")
+    if _INPUT.value is not None and flags.FLAGS["checkpoint"].present:
+        raise ValueError("--checkpoint chooses among those of a run; --input has one set of parameters")
     if _INPUT.value is None:
         trained = find_trained(_WORKDIR.value, _MESH.value, _CHECKPOINT.value)
         return Source(trained.model, trained.tokenizer, trained.mesh, trained.restore_params)
@@ -174,6 +176,10 @@ def main(_: list[str]) -> None:
             raise ValueError("there is no prompt: give --prompt, --prompts or --interactive")
         if _SAVE_STATE.value and (len(prompts) != 1 or _INTERACTIVE.value):
             raise ValueError("--save_state saves the state behind one --prompt, and generates nothing")
+        if _SAVE_STATE.value and _OUTPUT.value:
+            raise ValueError("--save_state generates nothing that --output could hold; leave one of them out")
+        if flags.FLAGS["state_storage"].present and not _SAVE_STATE.value:
+            raise ValueError("--state_storage says how --save_state writes; give that too")
         for flag, path in (("--save_state", _SAVE_STATE.value), ("--output", _OUTPUT.value)):
             if path is not None:
                 workdirs.require_writable(flag, epath.Path(path).absolute().parent)
@@ -284,6 +290,7 @@ def converse(tokenizer: Tokenizer, generator: Generator, prompts: Sequence[str],
         try:
             line = input("> ")
         except EOFError:
+            print()
             return
         ids = prompt_ids(tokenizer, line) if state is None else tokenizer.encode(f"\n{line}\n").tolist()
         (request,) = requests_of(tokenizer, [line], state)[:1]

@@ -149,8 +149,7 @@ def carry_shape(name: str, layer: Layer, batch: int, prefix: int, dtype: Any) ->
         if name == HEADS_FIRST:
             shape = (batch * layer.heads, prefix, layer.head_dim)
         tokens = jax.ShapeDtypeStruct(shape, dtype)
-        # Shapes in the place of arrays.
-        return Cache(tokens, tokens)  # type: ignore[arg-type]
+        return Cache._make([tokens, tokens])
     state = jax.ShapeDtypeStruct((batch, layer.heads, 2, layer.state_dim, 2 * layer.head_dim), jnp.float32)
     return jax.eval_shape(partial(carried, name), state, make_inputs(layer, 1, dtype).dynamics)
 

@@ -292,8 +292,11 @@ class Generator:
         """The state, which may come from elsewhere, in the shapes of those made here."""
         if len(state.length) != self._batch_size:
             raise ValueError(f"the state has {len(state.length)} rows; the batch has {self._batch_size}: fork it")
-        self._check_length(int(state.length.max()), 0)
-        return jax.device_put(with_room(state, self._room), self._places)
+        # Without such a bound there is nothing to fetch from the device, and nothing to make room in.
+        if self._max_length is not None:
+            self._check_length(int(state.length.max()), 0)
+            state = with_room(state, self._room)
+        return jax.device_put(state, self._places)
 
     def _check_request(self, request: Request, length: int, prompt: Sequence[int]) -> None:
         """Checks a request that comes with this prompt behind so many tokens."""

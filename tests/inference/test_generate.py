@@ -119,7 +119,7 @@ def test_a_conversation_behind_a_prompt(workdir):
     said = "one\ntwo\n"
     done = generate(workdir, "--interactive", "--prompt=one", "--max_new_tokens=8", stdin="two\n")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"> {expected_text(workdir, said, 8)}\n> "
+    assert done.stdout == f"> {expected_text(workdir, said, 8)}\n> \n"
 
 
 def test_a_text_read_once(softmax_workdir, tmp_path):
@@ -139,6 +139,8 @@ BAD_INPUT = [
     (["--prompt=a", "--state=missing"], "missing does not exist"),
     (["--prompt=a", "--save_state=README.md/x"], "README.md is a file"),
     (["--prompt=a", "--output=README.md/out.jsonl"], "README.md is a file"),
+    (["--prompt=a", "--save_state=x", "--output=y"], "--save_state generates nothing that --output could hold"),
+    (["--prompt=a", "--state_storage=bfloat16"], "--state_storage says how --save_state writes; give that too"),
     (["--interactive", "--top_p=2"], "top_p is 2.0"),
     ([], "there is no prompt: give --prompt, --prompts or --interactive"),
     (["--prompt=a", "--temperature=-1"], "temperature is -1.0; it must be at least 0"),
@@ -178,6 +180,14 @@ def test_bad_input_is_one_sentence(workdir):
     for (_, named), sentence in zip(BAD_INPUT, said, strict=True):
         assert named in sentence
         assert "\n" not in sentence
+
+
+def test_an_exported_model_has_no_checkpoints():
+    done = generate(None, "--input=model", "--tokenizer=bytes", "--checkpoint=best", "--prompt=a")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "generate.py: --checkpoint chooses among those of a run; --input has one set of parameters\n"
+    )
 
 
 def test_a_completion_that_does_not_fit_is_refused(softmax_workdir):
