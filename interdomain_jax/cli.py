@@ -158,6 +158,18 @@ def exit_on_bad_input() -> Iterator[None]:
         sys.exit(f"{_program(sys.argv)}: {' '.join(str(error).split())}")
 
 
+def as_integers(flag: flags.FlagHolder[list[str] | None]) -> list[int] | None:
+    """The values of a list flag as whole numbers, None if it is not given; raises ValueError if one is none."""
+    if flag.value is None:
+        return None
+    try:
+        return [int(value) for value in flag.value]
+    except ValueError:
+        raise ValueError(
+            f"--{flag.name} is {','.join(flag.value)!r}; it must be whole numbers, separated by commas"
+        ) from None
+
+
 def _program(argv: Sequence[str]) -> str:
     """The name by which the user knows the program; a package that is run has it from its directory."""
     path = Path(argv[0])

@@ -22,7 +22,8 @@ class LanguageModel(Protocol):
     def apply(self, variables: Any, tokens: Array, *, unembed: bool, **context: Any) -> Any:
         """Maps int tokens [B, T], with `unembed=False`, to (hidden states [B, T, d_model], cache).
 
-        Where each document is a context of its own, it also takes `segment_ids` and `positions`, int [B, T].
+        Where each document is a context of its own, it also takes `segment_ids` and `positions`, int [B, T]; and to go
+        on behind other tokens `cache`, the one that it returned for them.
         """
 
 
@@ -61,7 +62,13 @@ ScoreFunction = Callable[[Any, Mapping[str, Array]], Score]
 
 
 def next_token_score(hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int) -> Score:
-    """Sums the negative log-likelihood of `targets` over the tokens where `loss_mask` is 1.
+    """Sums `next_token_nats` over the tokens where `loss_mask` is 1; scalars, float32 at least."""
+    nats = next_token_nats(hidden, kernel, targets, loss_mask, vocab_chunks=vocab_chunks)
+    return Score(nats=jnp.sum(nats), tokens=jnp.sum(loss_mask > 0, dtype=jnp.float32))
+
+
+def next_token_nats(hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int) -> Array:
+    """The negative log-likelihood of each of the `targets` where `loss_mask` is 1, in nats.
 
     The loader has shifted the targets: the logits `hidden[b, t] @ kernel` predict `targets[b, t]`. They are products of
     operands in the dtype of `hidden`, summed in float32, and so is everything after them.
@@ -78,7 +85,7 @@ def next_token_score(hidden: Array, kernel: Array, targets: Array, loss_mask: Ar
             B T V / C logits, and compute them once more in the backward pass.
 
     Returns:
-        Scalars, float32 at least.
+        [B, T], float32 at least; 0 where the mask is 0.
     """
     dtype, wide = hidden.dtype, jnp.promote_types(hidden.dtype, jnp.float32)
     scored = loss_mask > 0
@@ -107,7 +114,7 @@ def next_token_score(hidden: Array, kernel: Array, targets: Array, loss_mask: Ar
     summary, _ = jax.lax.scan(jax.checkpoint(summarize, prevent_cse=False), summary, (ids, kernel))
     # The difference of two logits first: they may be so large that a float32 near them has no room for the logarithm.
     nats = (summary.maximum - summary.target) + jnp.log(summary.total)
-    return Score(nats=jnp.sum(jnp.where(scored, nats, 0.0)), tokens=jnp.sum(scored, dtype=jnp.float32))
+    return jnp.where(scored, nats, 0.0)
 
 
 def model_score(model: LanguageModel, params: Any, batch: Mapping[str, Array], *, vocab_chunks: int) -> Score:

@@ -54,8 +54,12 @@ class ConcatenatedRows:
 
     def __getitem__(self, row: int) -> list[Piece]:
         _require_row(row, len(self))
-        first, last = row * self._sequence_length, min((row + 1) * self._sequence_length, int(self._ends[-1]))
+        return self.between(row * self._sequence_length, (row + 1) * self._sequence_length)
+
+    def between(self, first: int, last: int) -> list[Piece]:
+        """The tokens `first` to `last` (exclusive) of all, as far as there are any."""
         pieces = []
+        last = min(last, int(self._ends[-1]))
         document = int(np.searchsorted(self._ends, first, side="right"))
         while first < last:
             end = int(self._ends[document])

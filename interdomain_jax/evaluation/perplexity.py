@@ -1,24 +1,77 @@
-"""Perplexity of a trained checkpoint on the validation split, by context length."""
+"""Perplexity of a trained checkpoint on validation splits: at any context lengths, and by the position in the context.
 
+A mode says which tokens before it each token is predicted from; in each of them every token is scored once:
+
+* "windows": the documents end to end, cut every `context_length` tokens, as in training.
+* "strided": windows that overlap; each scores its last `stride` tokens, which see `context_length - stride` or more.
+* "documents": each document by itself, cut only if it is longer than the context.
+* "carried": the whole split as one context, for models whose state has a fixed size.
+
+A context that is too long to be read at once is read in pieces, each from the state that the one before has left. The
+numbers are those of the whole, and a recurrent model's memory is that of a piece.
+"""
+
+import collections
+import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
-from interdomain_jax import sharding
+from interdomain_jax import sharding, strict_json
+from interdomain_jax.data.contexts import Contexts, DocumentContexts, StreamContexts, context_pieces, first_tokens
 from interdomain_jax.data.corpora import open_corpora
-from interdomain_jax.data.loader import corpus_counts, evaluation_batches
-from interdomain_jax.data.windows import TokenSequences
-from interdomain_jax.experiment import check_rows, require_positive
-from interdomain_jax.scoring import LanguageModel, make_score_function, score_batches
+from interdomain_jax.data.windows import CONTEXT, TokenSequences
+from interdomain_jax.evaluation.progress import show_progress
+from interdomain_jax.evaluation.records import Measurement, Record, make_record, record_path
+from interdomain_jax.experiment import require_positive
+from interdomain_jax.inference import decode
+from interdomain_jax.modules.softmax import require_whole_rows
+from interdomain_jax.scoring import LanguageModel, next_token_nats
 from interdomain_jax.trained import Trained, find_trained
 
+Mode = Literal["windows", "documents", "strided", "carried"]
+
 CONTEXT_MULTIPLES = (1, 2, 4)
+"""The context lengths that are measured unless others are given, in units of the training context."""
 SPLIT = "validation"
+MEAN = "mean"
+"""The task under which a record has the means over several corpora."""
+
+# Batches on their way to the devices: enough to keep those busy, few enough for memory to stay level.
+_AHEAD = 2
+
+
+class CachedLanguageModel(LanguageModel, Protocol):
+    """What scoring in pieces needs of a model beside what scoring does."""
+
+    def init_cache(self, batch_size: int, max_length: int) -> Any:
+        """The cache before the first of at most so many tokens."""
+
+
+class Reading(NamedTuple):
+    """How a corpus is scored.
+
+    Attributes:
+        mode: see the module.
+        reset: whether each document is a context of its own, where one has several documents.
+        stride: of the mode "strided", in tokens.
+        max_tokens: tokens to score from the start of each corpus; None for all.
+    """
+
+    mode: Mode = "windows"
+    reset: bool = False
+    stride: int | None = None
+    max_tokens: int | None = None
 
 
 class Task(NamedTuple):
@@ -26,60 +79,55 @@ class Task(NamedTuple):
 
     Attributes:
         trained: the checkpoint.
-        corpora: the documents to score.
-        max_tokens: tokens to score from the start of the split, None for all.
+        name: of the record.
+        corpora: the documents to score, by the corpus' name.
+        reading: how.
+        lengths: tokens of a context, rising; (None,) for the whole split.
+        position_ends: of the buckets of positions, rising; the last one is the longest context.
+        piece_tokens: tokens of a context that are read at once.
+        tokens_per_batch: bound on the tokens of a batch, which holds a row for each part of the mesh all the same.
     """
 
     trained: Trained
-    corpora: Sequence[TokenSequences]
-    max_tokens: int | None
-
-
-class ContextResult(NamedTuple):
-    """The score at one context length.
-
-    Attributes:
-        context_length: tokens in a window.
-        tokens: tokens scored; the same ones at every length.
-        loss: nats per token.
-        perplexity: exp(loss).
-        bits_per_byte: the loss in bits, per byte at the whole split's bytes per token; where the whole split is scored,
-            the bits that code its text, per byte of it.
-    """
-
-    context_length: int
-    tokens: int
-    loss: float
-    perplexity: float
-    bits_per_byte: float
-
-
-class Evaluation(NamedTuple):
-    """All figures of one evaluation; `results[0]` is at the training context.
-
-    Attributes:
-        name: of the config.
-        mixers: the repeating pattern of the model's layers.
-        parameters: number of trained parameters.
-        step: of the checkpoint.
-        corpora: their names.
-        split: of the corpora.
-        documents: in the split.
-        split_tokens: in the split.
-        split_bytes: in the split.
-        results: one for each context length.
-    """
-
     name: str
-    mixers: tuple[str, ...]
-    parameters: int
-    step: int
-    corpora: tuple[str, ...]
-    split: str
-    documents: int
-    split_tokens: int
-    split_bytes: int
-    results: tuple[ContextResult, ...]
+    corpora: Mapping[str, TokenSequences]
+    reading: Reading
+    lengths: tuple[int | None, ...]
+    position_ends: tuple[int, ...]
+    piece_tokens: int
+    tokens_per_batch: int
+
+
+class PositionScores(NamedTuple):
+    """Sums over scored tokens, by the bucket of their position in their context.
+
+    Attributes:
+        nats: [buckets], summed negative log-likelihood.
+        tokens: [buckets], how many.
+    """
+
+    nats: Any
+    tokens: Any
+
+    @property
+    def loss(self) -> float:
+        """Nats per token over all positions."""
+        return float(self.nats.sum() / self.tokens.sum())
+
+
+class Scorer(NamedTuple):
+    """The compiled parts, one program each for all batches of a shape.
+
+    Attributes:
+        empty: (rows, tokens) -> the cache of a model that has read nothing and will read so many tokens.
+        whole: (params, None, batch) -> None, and the `PositionScores` of contexts that are read at once.
+        piece: (params, cache, batch) -> the cache after pieces of contexts, and their `PositionScores`; the cache that
+            is given is used up.
+    """
+
+    empty: jax.stages.Wrapped
+    whole: jax.stages.Wrapped
+    piece: jax.stages.Wrapped
 
 
 def prepare(
@@ -88,6 +136,13 @@ def prepare(
     *,
     checkpoint: str = "latest",
     max_tokens: int | None = None,
+    mode: str = "windows",
+    stride: int | None = None,
+    lengths: Sequence[int] | None = None,
+    corpora: Sequence[str] | None = None,
+    positions: Sequence[int] | None = None,
+    piece_tokens: int | None = None,
+    name: str | None = None,
 ) -> Task:
     """Checks that `workdir` holds a checkpoint and builds the model and data it was trained with.
 
@@ -95,103 +150,372 @@ def prepare(
         workdir: of the run.
         mesh_sizes: as `sharding.make_mesh` takes them; the run may have had others.
         checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
-        max_tokens: tokens to score from the start of the split, None for all.
+        max_tokens: tokens to score from the start of each corpus, None for all.
+        mode: one of `Mode`.
+        stride: tokens that each window of the mode "strided" scores.
+        lengths: tokens of a context; if None, `CONTEXT_MULTIPLES` of the training context. "carried" takes none.
+        corpora: as `data.corpora` of a config names them; those of the run if None.
+        positions: ends of the buckets of positions, in tokens; the powers of two if None.
+        piece_tokens: most tokens of a context that are read at once; if None, as many as a micro-batch of training has.
+        name: of the record; one that tells the mode, the lengths and the corpora apart if None.
 
     Raises:
-        FileNotFoundError: there is no run or no checkpoint, or its tokenizer's file is gone.
-        ValueError: `max_tokens`, a saved field or the mesh is out of range.
+        FileNotFoundError: there is no run, no checkpoint or no corpus, or the tokenizer's file is gone.
+        ValueError: an argument, a saved field or the mesh is out of range.
     """
-    if max_tokens is not None:
-        require_positive("max_tokens", max_tokens)
+    _check_arguments(max_tokens, mode, stride, lengths, corpora, positions, piece_tokens, name)
     trained = find_trained(workdir, mesh_sizes, checkpoint)
-    check_rows(trained.config, trained.mesh)
-    return Task(trained, open_corpora(trained.config.data, SPLIT, trained.tokenizer), max_tokens)
+    config, parts = trained.config, sharding.row_parts(trained.mesh)
+    _check_model(config, trained.mesh, mode)
+    reading = Reading(mode, config.data.reset or mode == "documents", stride, max_tokens)  # type: ignore[arg-type]
+    default_lengths = [config.data.sequence_length * multiple for multiple in CONTEXT_MULTIPLES]
+    chosen = sorted({*(default_lengths if lengths is None else lengths)})
+    if mode != "carried":
+        for field, values in (("lengths", chosen), ("piece_tokens", [piece_tokens] if piece_tokens else [])):
+            _check_token_shards(field, values, trained.mesh)
+        if stride is not None and stride > chosen[0]:
+            raise ValueError(f"stride is {stride}; it must be at most the shortest of the lengths, {chosen[0]}")
+    tokens_per_batch = config.data.batch_size // config.accumulation_steps * config.data.sequence_length
+    if piece_tokens is None:
+        shards = trained.mesh.shape["seq"]
+        piece_tokens = max(1, tokens_per_batch // (parts * shards)) * shards
+    _check_token_shards("piece_tokens", [piece_tokens], trained.mesh)
+    data = ConfigDict(config.data)
+    if corpora is not None:
+        data.corpora = tuple(corpora)
+    documents = dict(zip(data.corpora, open_corpora(data, SPLIT, trained.tokenizer), strict=True))
+    longest = chosen[-1]
+    if mode == "carried":
+        longest = max(int(first_tokens(each.lengths, max_tokens).sum()) for each in documents.values())
+    return Task(
+        trained,
+        name or _default_name(mode, stride, lengths, corpora, max_tokens),
+        documents,
+        reading,
+        (None,) if mode == "carried" else tuple(chosen),
+        bucket_ends(longest, positions),
+        piece_tokens,
+        tokens_per_batch,
+    )
 
 
-def evaluate(task: Task) -> Evaluation:
-    """Restores the parameters and scores the split at each of `CONTEXT_MULTIPLES`."""
-    trained, config = task.trained, task.trained.config
+def evaluate(task: Task) -> Record:
+    """Restores the parameters and scores every corpus at every length.
+
+    What has been scored is kept in a file beside the record to be, so that the same evaluation of the same checkpoint
+    goes on where it was interrupted, at the last length that it had finished.
+    """
+    trained = task.trained
     params = trained.restore_params()
-    counts = corpus_counts(task.corpora)
-    results = context_results(
-        trained.model,
-        params,
-        task.corpora,
-        context_lengths=[config.data.sequence_length * n for n in CONTEXT_MULTIPLES],
-        tokens_per_batch=config.data.batch_size // config.accumulation_steps * config.data.sequence_length,
-        vocab_chunks=config.vocab_chunks,
-        bytes_per_token=counts.bytes / counts.tokens,
-        max_tokens=task.max_tokens,
-        reset=config.data.reset,
-        eos_id=trained.tokenizer.eos_id,
-        mesh=trained.mesh,
+    scorer = make_scorer(
+        trained.model, trained.mesh, vocab_chunks=trained.config.vocab_chunks, buckets=len(task.position_ends)
     )
-    return Evaluation(
-        name=config.name,
-        mixers=config.model.mixers,
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-        step=trained.step,
-        corpora=tuple(config.data.corpora),
-        split=SPLIT,
-        documents=counts.documents,
-        split_tokens=counts.tokens,
-        split_bytes=counts.bytes,
-        results=results,
-    )
+    settings = _settings(task)
+    partial_path = record_path(trained.workdir, task.name).with_suffix(".partial")
+    scores = _read_partial(partial_path, settings, trained.step)
+    totals = {name: first_tokens(each.lengths, task.reading.max_tokens).sum() for name, each in task.corpora.items()}
+    with show_progress(len(task.lengths) * int(sum(totals.values())), "tokens") as advance:
+        for name, documents in task.corpora.items():
+            for length in task.lengths:
+                what = f"{name}, {task.reading.mode}" + (f" of {length:,} tokens" if length else "")
+                if (name, length) in scores:
+                    advance(what, int(totals[name]))
+                    continue
+                scores[name, length] = score_corpus(
+                    scorer,
+                    params,
+                    documents,
+                    task.reading,
+                    context_length=length,
+                    position_ends=task.position_ends,
+                    piece_tokens=task.piece_tokens,
+                    tokens_per_batch=task.tokens_per_batch,
+                    eos_id=trained.tokenizer.eos_id,
+                    mesh=trained.mesh,
+                    on_tokens=partial(advance, what),
+                )
+                if jax.process_index() == 0:
+                    _write_partial(partial_path, settings, trained.step, scores)
+    if jax.process_index() == 0:
+        partial_path.unlink(missing_ok=True)
+    return make_record("perplexity", task.name, trained, settings, _measurements(task, scores))
 
 
-def context_results(
-    model: LanguageModel,
-    params: Any,
-    corpora: Sequence[TokenSequences],
-    *,
-    context_lengths: Sequence[int],
-    tokens_per_batch: int,
-    vocab_chunks: int,
-    bytes_per_token: float,
-    max_tokens: int | None,
-    reset: bool,
-    eos_id: int,
-    mesh: Mesh,
-) -> tuple[ContextResult, ...]:
-    """Scores the same tokens in windows of each length; every token is a target exactly once.
+def make_scorer(model: CachedLanguageModel, mesh: Mesh, *, vocab_chunks: int, buckets: int) -> Scorer:
+    """Jits what scores a batch; nothing is compiled yet.
 
     Args:
         model: maps tokens [B, T] to hidden states.
-        params: its parameters, on `mesh`.
-        corpora: the documents of each corpus.
-        context_lengths: the window lengths.
-        tokens_per_batch: bound on the tokens of a batch, so that memory stays level; it holds at
-            least one window for each device all the same.
-        vocab_chunks: number of parts in which logits are computed, as in `next_token_score`.
-        bytes_per_token: of the whole split, closing EOS tokens included.
-        max_tokens: tokens to score from the start of each corpus, None for all.
-        reset: whether each document is a context of its own.
-        eos_id: the start symbol.
-        mesh: from `sharding.make_mesh`; its `seq` axis must divide every context length.
+        mesh: from `sharding.make_mesh`.
+        vocab_chunks: number of parts in which logits are computed, as in `next_token_nats`.
+        buckets: of positions; a batch's `buckets`, int [B, T], count them from 0.
     """
-    score = make_score_function(model, mesh, vocab_chunks=vocab_chunks)
-    results = []
-    for context_length in context_lengths:
-        parts = sharding.row_parts(mesh)
-        batch_size = parts * max(1, tokens_per_batch // (context_length * parts))
-        batches = evaluation_batches(
-            corpora,
-            sequence_length=context_length,
-            batch_size=batch_size,
-            reset=reset,
-            eos_id=eos_id,
-            max_tokens=max_tokens,
-            rows=sharding.process_rows(mesh, batch_size),
+    # Stacked layers have an axis before all others.
+    stacked = int(getattr(model, "scan_layers", False))
+    one = jax.eval_shape(lambda: model.init_cache(sharding.row_parts(mesh), 1))
+    layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[stacked:], leaf.dtype), one)
+    places = jax.tree.map(
+        lambda place: NamedSharding(mesh, PartitionSpec(*[None] * stacked, *place.spec)), decode.placement(layer, mesh)
+    )
+
+    def score(params: Any, cache: Any, batch: Mapping[str, Array]) -> tuple[Any, PositionScores]:
+        context = {name: batch[name] for name in CONTEXT if name in batch}
+        if cache is not None:
+            context["cache"] = cache
+        hidden, cache = model.apply({"params": params}, batch["inputs"], unembed=False, **context)
+        nats = next_token_nats(
+            hidden, params["unembed"]["kernel"], batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks
         )
-        total = score_batches(score, params, batches, mesh, batch_size=batch_size)
-        results.append(
-            ContextResult(
-                context_length=context_length,
-                tokens=int(total.tokens),
-                loss=total.loss,
-                perplexity=float(np.exp(total.loss)),
-                bits_per_byte=total.loss / (math.log(2.0) * bytes_per_token),
-            )
+        here = (batch["buckets"][..., None] == jnp.arange(buckets)) & (batch["loss_mask"] > 0)[..., None]
+        return cache, PositionScores(
+            jnp.sum(jnp.where(here, nats[..., None], 0), axis=(0, 1)), jnp.sum(here, axis=(0, 1), dtype=jnp.int32)
         )
-    return tuple(results)
+
+    jit = partial(jax.jit, sharding.on_mesh(score, mesh), donate_argnums=1)
+    return Scorer(
+        jax.jit(sharding.on_mesh(model.init_cache, mesh), static_argnums=(0, 1), out_shardings=places),
+        jit(out_shardings=(None, sharding.replicated(mesh))),
+        jit(out_shardings=(places, sharding.replicated(mesh))),
+    )
+
+
+def contexts_of(documents: TokenSequences, reading: Reading, context_length: int | None) -> Contexts:
+    """The contexts that a corpus is read in; of `context_length` tokens, None for a single one."""
+    lengths = first_tokens(documents.lengths, reading.max_tokens)
+    if context_length is None:
+        context_length = max(1, int(lengths.sum()))
+    if reading.mode == "documents":
+        return DocumentContexts(lengths, context_length=context_length)
+    return StreamContexts(lengths, context_length=context_length, stride=reading.stride or context_length)
+
+
+def score_corpus(
+    scorer: Scorer,
+    params: Any,
+    documents: TokenSequences,
+    reading: Reading,
+    *,
+    context_length: int | None,
+    position_ends: Sequence[int],
+    piece_tokens: int,
+    tokens_per_batch: int,
+    eos_id: int,
+    mesh: Mesh,
+    on_tokens: Callable[[int], None] = lambda tokens: None,
+) -> PositionScores:
+    """Scores each token of a corpus once.
+
+    Args:
+        scorer: from `make_scorer`, for the mesh and as many buckets as there are ends.
+        params: of its model, on the mesh.
+        documents: of the corpus.
+        reading: what each token is predicted from.
+        context_length: tokens of a context; None for the whole corpus.
+        position_ends: ends of the buckets of positions; what lies behind the last one counts there too.
+        piece_tokens: most tokens of a context that are read at once; `mesh.seq` must divide it and the context.
+        tokens_per_batch: bound on the tokens of a batch, which holds a row for each part of the mesh all the same.
+        eos_id: the start symbol.
+        mesh: from `sharding.make_mesh`.
+        on_tokens: is told how many more tokens have been scored, now and then.
+
+    Returns:
+        float64 and int64 [buckets]; the same for any batch, pieces and mesh, up to rounding.
+
+    Raises:
+        ValueError: there is no token to score.
+    """
+    contexts = contexts_of(documents, reading, context_length)
+    capacity = context_length or contexts.context_length
+    length = min(piece_tokens, capacity) if context_length else piece_tokens
+    parts = sharding.row_parts(mesh)
+    # Of a corpus that is one context there is one row, whatever would fit beside it.
+    rows = max(1, tokens_per_batch // (length * parts)) if context_length else 1
+    batch_size = parts * rows
+    total = PositionScores(np.zeros(len(position_ends), np.float64), np.zeros(len(position_ends), np.int64))
+    ahead: collections.deque[PositionScores] = collections.deque()
+
+    def add_first() -> None:
+        score = jax.device_get(ahead.popleft())
+        np.add(total.nats, score.nats, out=total.nats)
+        np.add(total.tokens, score.tokens, out=total.tokens)
+        on_tokens(int(score.tokens.sum()))
+
+    step, cache = scorer.piece if length < capacity else scorer.whole, None
+    for begins, batch in context_pieces(
+        documents,
+        contexts,
+        piece_tokens=length,
+        batch_size=batch_size,
+        reset=reading.reset,
+        eos_id=eos_id,
+        rows=sharding.process_rows(mesh, batch_size),
+    ):
+        if begins and length < capacity:
+            cache = scorer.empty(batch_size, capacity)
+        batch["buckets"] = np.searchsorted(position_ends[:-1], batch["positions"], side="right").astype(np.int32)
+        for name in () if reading.reset else CONTEXT:
+            del batch[name]
+        cache, score = step(params, cache, sharding.place_batch(batch, mesh, batch_size))
+        ahead.append(score)
+        if len(ahead) > _AHEAD:
+            add_first()
+    while ahead:
+        add_first()
+    if not total.tokens.sum():
+        raise ValueError("there is no token to score: the evaluation text is empty")
+    return total
+
+
+def bucket_ends(longest: int, positions: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Ends of the buckets of positions of contexts up to so many tokens: those given, or 1, 2, 4, ..., and the longest.
+
+    Bucket i holds the positions from the end before, or 0, up to its own end, exclusive.
+    """
+    if positions is None:
+        positions = [1 << power for power in range((longest - 1).bit_length())]
+    return (*(end for end in positions if end < longest), longest)
+
+
+def _measurements(task: Task, scores: Mapping[tuple[str, int | None], PositionScores]) -> list[Measurement]:
+    """Loss, perplexity and bits per byte of each corpus and of all at each length; and the loss by position."""
+    measurements = []
+    for length in task.lengths:
+        found: dict[str, list[float]] = collections.defaultdict(list)
+        for name, documents in task.corpora.items():
+            score, tokens = scores[name, length], int(scores[name, length].tokens.sum())
+            # Of a part of a split the bytes are not known; as many tokens of the whole have so many.
+            size = documents.text_bytes * tokens / int(documents.lengths.sum())
+            for metric, value in (
+                ("loss", score.loss),
+                ("perplexity", float(np.exp(score.loss))),
+                ("bits_per_byte", float(score.nats.sum()) / (math.log(2.0) * size) if size else math.nan),
+            ):
+                measurements.append(Measurement(name, metric, value, tokens, at=length))
+                found[metric].append(value)
+        if len(task.corpora) > 1:
+            total = sum(int(scores[name, length].tokens.sum()) for name in task.corpora)
+            measurements += [
+                Measurement(MEAN, metric, float(np.mean(values)), total, at=length) for metric, values in found.items()
+            ]
+    for name in task.corpora:
+        nats, counts = scores[name, task.lengths[-1]]
+        measurements += [
+            Measurement(name, "loss_by_position", float(nats[i] / counts[i]), int(counts[i]), at=end)
+            for i, end in enumerate(task.position_ends)
+            if counts[i]
+        ]
+    return measurements
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    """All that the numbers depend on beside the checkpoint, as it reads back from JSON."""
+    whole = all(
+        task.reading.max_tokens is None or task.reading.max_tokens >= documents.lengths.sum()
+        for documents in task.corpora.values()
+    )
+    corpora = {
+        name: {
+            "digest": documents.digest,
+            "documents": len(documents.lengths),
+            "tokens": int(documents.lengths.sum()),
+            "bytes": documents.text_bytes,
+        }
+        for name, documents in task.corpora.items()
+    }
+    settings = task.reading._asdict() | {
+        "lengths": task.lengths,
+        "split": SPLIT,
+        "corpora": corpora,
+        "position_ends": task.position_ends,
+        "bytes_per_token": "counted" if whole else "of the whole split",
+    }
+    return json.loads(strict_json.dumps(settings))
+
+
+def _write_partial(
+    path: epath.Path, settings: Mapping[str, Any], step: int, scores: Mapping[tuple[str, int | None], PositionScores]
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = [[*key, score.nats.tolist(), score.tokens.tolist()] for key, score in scores.items()]
+    strict_json.write(path, {"settings": settings, "step": step, "scores": found})
+
+
+def _read_partial(
+    path: epath.Path, settings: Mapping[str, Any], step: int
+) -> dict[tuple[str, int | None], PositionScores]:
+    """What an interrupted evaluation of the same kind had scored; each process reads it before the first writes."""
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    if (content["settings"], content["step"]) != (settings, step):
+        return {}
+    return {
+        (name, length): PositionScores(np.array(nats, np.float64), np.array(tokens, np.int64))
+        for name, length, nats, tokens in content["scores"]
+    }
+
+
+def _check_arguments(
+    max_tokens: int | None,
+    mode: str,
+    stride: int | None,
+    lengths: Sequence[int] | None,
+    corpora: Sequence[str] | None,
+    positions: Sequence[int] | None,
+    piece_tokens: int | None,
+    name: str | None,
+) -> None:
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode is {mode!r}; it must be one of {get_args(Mode)}")
+    if (stride is None) == (mode == "strided"):
+        raise ValueError(f"stride is {stride} and mode is {mode!r}; the mode 'strided' needs one, and no other has one")
+    if mode == "carried" and lengths is not None:
+        raise ValueError(
+            f"lengths is {_listed(lengths)}; the mode 'carried' takes none, for the whole split is one context"
+        )
+    for field, value in (("max_tokens", max_tokens), ("stride", stride), ("piece_tokens", piece_tokens)):
+        if value is not None:
+            require_positive(field, value)
+    for field, values in (("lengths", lengths), ("positions", positions)):
+        if values is not None and (not values or min(values) < 1):
+            raise ValueError(f"{field} is {_listed(values)}; it must be numbers of tokens, each at least 1")
+    if positions is not None and sorted({*positions}) != list(positions):
+        raise ValueError(f"positions is {_listed(positions)}; each must be above the one before")
+    if corpora is not None and (not all(corpora) or len({*corpora}) != len(corpora) or not corpora):
+        raise ValueError(f"corpora is {_listed(corpora)}; it must name at least one corpus, and each once")
+    if name is not None and not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise ValueError(f"name is {name!r}; it must be letters, digits, '.', '_' and '-', for it names a file")
+
+
+def _check_model(config: ConfigDict, mesh: Mesh, mode: str) -> None:
+    if "softmax" not in config.model.mixers:
+        return
+    sharding.on_mesh(require_whole_rows, mesh)()
+    if mode == "carried":
+        raise ValueError(
+            "mode is 'carried', but softmax layers keep every token that they have seen: memory would grow with the "
+            "split; give the mode 'windows' and the lengths that fit"
+        )
+
+
+def _check_token_shards(field: str, values: Sequence[int], mesh: Mesh) -> None:
+    for value in values:
+        if value % mesh.shape["seq"]:
+            raise ValueError(f"{field} has {value}; mesh.seq={mesh.shape['seq']} must divide it")
+
+
+def _default_name(
+    mode: str,
+    stride: int | None,
+    lengths: Sequence[int] | None,
+    corpora: Sequence[str] | None,
+    max_tokens: int | None,
+) -> str:
+    parts = ["perplexity", *([] if mode == "windows" else [mode]), *([f"stride{stride}"] if stride else [])]
+    parts += map(str, lengths or ())
+    parts += [re.sub(r"[^\w.]+", "_", epath.Path(corpus).name) for corpus in corpora or ()]
+    return "-".join(parts + ([f"first{max_tokens}"] if max_tokens else []))
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return repr(",".join(map(str, values)))

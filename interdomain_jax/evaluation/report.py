@@ -1,89 +1,150 @@
-"""An evaluation as JSON, as a table on the terminal, and as a figure."""
+"""One record of perplexities as a file, as a table on the terminal, and as a figure."""
+
+from collections.abc import Callable, Sequence
 
 from etils import epath
-from matplotlib.ticker import NullLocator
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.console import Console
 from rich.table import Table
 
-from interdomain_jax import charts, strict_json
-from interdomain_jax.evaluation.perplexity import Evaluation
+from interdomain_jax import charts
+from interdomain_jax.evaluation.perplexity import MEAN
+from interdomain_jax.evaluation.records import Measurement, Record, write_record
+
+# Of the first corpus, the second, and so on.
+_COLOURS = (charts.ACCENT, "#c8553d", "#3b8e5a", "#8a5fa8", "#b8862b", "#4a5568")
 
 
-def write(workdir: epath.Path, evaluation: Evaluation) -> None:
-    """Writes `eval.json` and `eval.png` into `workdir`, and prints the table to stdout."""
-    strict_json.write(workdir / "eval.json", as_json(evaluation))
-    draw(evaluation, workdir / "eval.png")
-    Console().print(as_table(evaluation))
+def write(workdir: epath.Path, record: Record) -> None:
+    """Writes the record and `evaluations/<name>.png` into `workdir`, and prints the table to stdout."""
+    path = write_record(workdir, record)
+    draw(record, path.with_suffix(".png"))
+    Console().print(as_table(record))
 
 
-def as_json(evaluation: Evaluation) -> dict[str, object]:
-    """Returns the evaluation as nested dicts, one entry of `results` for each context length."""
-    return evaluation._asdict() | {"results": [each._asdict() for each in evaluation.results]}
-
-
-def as_table(evaluation: Evaluation) -> Table:
-    """Returns one row for each context length."""
+def as_table(record: Record) -> Table:
+    """Returns one row for each corpus and context length, and the means over several corpora."""
+    corpora, settings = record.settings["corpora"], record.settings
+    sizes = [
+        f"{name}: {split['tokens']:,} tokens of {split['bytes']:,} bytes in {split['documents']:,} documents"
+        for name, split in corpora.items()
+    ]
+    stride = f", stride {settings['stride']:,}" if settings["stride"] else ""
     table = Table(
-        title=f"{_title(evaluation)}, step {evaluation.step:,}",
-        caption=(
-            f"{' and '.join(evaluation.corpora)}, {evaluation.split} split: {evaluation.results[0].tokens:,} of "
-            f"{evaluation.split_tokens:,} tokens scored; {evaluation.split_bytes:,} bytes in "
-            f"{evaluation.documents:,} documents"
-        ),
+        title=f"{_title(record)}: {settings['mode']}{stride}", caption="\n".join([f"{settings['split']} split", *sizes])
     )
-    for header in ("context", "times training", "loss (nats/token)", "perplexity", "bits/byte"):
-        table.add_column(header, justify="right")
-    training_context = evaluation.results[0].context_length
-    for result in evaluation.results:
-        table.add_row(
-            f"{result.context_length:,}",
-            f"{result.context_length // training_context}x",
-            f"{result.loss:.4f}",
-            f"{result.perplexity:.4f}",
-            f"{result.bits_per_byte:.4f}",
-        )
+    # Of a single corpus the name stands below.
+    named = len(corpora) > 1
+    if named:
+        table.add_column("corpus", overflow="fold")
+    for header in ("context", "x training", "tokens", "nats/token", "perplexity", "bits/byte"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name in [*corpora, MEAN]:
+        losses, perplexities, bits = (_of(record, name, metric) for metric in ("loss", "perplexity", "bits_per_byte"))
+        for loss, perplexity, bits_per_byte in zip(losses, perplexities, bits, strict=True):
+            table.add_row(
+                *([name] if named else []),
+                "whole split" if loss.at is None else f"{loss.at:,}",
+                "" if loss.at is None else f"{loss.at / _training_context(record):.4g}x",
+                f"{loss.samples:,}",
+                *(_number(each.value) for each in (loss, perplexity, bits_per_byte)),
+            )
     return table
 
 
-def draw(evaluation: Evaluation, path: epath.Path) -> None:
-    """Draws perplexity against context length and saves a PNG."""
-    lengths = [result.context_length for result in evaluation.results]
-    perplexities = [result.perplexity for result in evaluation.results]
-    chart = charts.new_chart(
-        title=f"{_title(evaluation)}, step {evaluation.step:,}",
-        x_label="context length (tokens)",
-        y_label=f"{evaluation.split} perplexity",
+def draw(record: Record, path: epath.Path) -> None:
+    """Draws perplexity by context length, if there are several, and loss by position, and saves a PNG."""
+    corpora = list(record.settings["corpora"])
+    by_length = [_of(record, name, "perplexity") for name in corpora]
+    by_position = [_of(record, name, "loss_by_position") for name in corpora]
+    has_lengths = len(by_length[0]) > 1
+    figure = Figure(figsize=(13.0 if has_lengths else 8.0, 4.8), dpi=130, layout="constrained")
+    figure.suptitle(
+        _title(record), x=0.012, horizontalalignment="left", fontsize=12, fontweight="bold", color=charts.INK
     )
-    chart.axes.axvline(lengths[0], color=charts.FAINT, linewidth=1.0, linestyle="--")
-    chart.axes.plot(lengths, perplexities, color=charts.ACCENT, linewidth=1.8, marker="o")
-    for result in evaluation.results:
-        chart.axes.annotate(
-            f"{result.perplexity:.3f}",
-            (result.context_length, result.perplexity),
-            xytext=(0, 9),
-            textcoords="offset points",
-            horizontalalignment="center",
-            color=charts.INK,
-            fontweight="bold",
-        )
-    chart.axes.set_xscale("log", base=2)
-    chart.axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    chart.axes.xaxis.set_minor_locator(NullLocator())
-    # Around the values, but never so close that noise looks like a trend.
-    centre = (min(perplexities) + max(perplexities)) / 2
-    half = max(max(perplexities) - min(perplexities), 0.1 * centre)
-    chart.axes.set_ylim(centre - half, centre + half)
-    chart.axes.annotate(
+    *first, last = figure.subplots(1, 2 if has_lengths else 1, squeeze=False)[0]
+    for axes in first:
+        _draw_curves(axes, record, by_length, labelled=True)
+        _label(axes, "perplexity by context length", "context length (tokens)", "perplexity")
+    _draw_curves(last, record, by_position)
+    longest = record.settings["lengths"][-1]
+    where = "the whole split" if longest is None else f"contexts of {longest:,}"
+    _label(last, f"loss by position, in {where}", "position in the context, up to (tokens)", "loss (nats per token)")
+    if len(corpora) > 1:
+        last.legend(frameon=False, fontsize=9, labelcolor=charts.INK)
+    with path.open("wb") as file:
+        figure.savefig(file, format="png")
+
+
+def _draw_curves(
+    axes: Axes, record: Record, curves: Sequence[Sequence[Measurement]], *, labelled: bool = False
+) -> None:
+    """A line for each corpus over sizes, on a logarithmic axis, and the training context."""
+    charts.style(axes)
+    axes.axvline(_training_context(record), color=charts.FAINT, linewidth=1.2, linestyle="--")
+    axes.annotate(
         "training context",
-        (lengths[0], centre - half),
-        xytext=(6, 6),
+        (_training_context(record), 0.02),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(5, 0),
         textcoords="offset points",
         color=charts.INK,
-        fontsize=9,
+        fontsize=8,
     )
-    chart.axes.margins(x=0.08)
-    charts.save(chart, path)
+    for number, curve in enumerate(curves):
+        points = [(each.at, each.value) for each in curve if each.value is not None]
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.plot(
+            *zip(*points, strict=True), color=colour, linewidth=1.7, marker="o", markersize=4, label=curve[0].task
+        )
+        for point in points if labelled else ():
+            axes.annotate(
+                f"{point[1]:.3f}",
+                point,
+                xytext=(0, 8),
+                textcoords="offset points",
+                horizontalalignment="center",
+                color=colour,
+                fontsize=9,
+                fontweight="bold",
+            )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_minor_locator(NullLocator())
+    whole: Callable[[float, int], str] = lambda value, _: f"{value:,.0f}" if value >= 1 else ""
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
+    axes.xaxis.set_major_formatter(FuncFormatter(whole))
+    if labelled:
+        axes.set_xticks(sorted({each.at for curve in curves for each in curve if each.at}))
+        _widen(axes, [each.value for curve in curves for each in curve if each.value is not None])
 
 
-def _title(evaluation: Evaluation) -> str:
-    return f"{evaluation.name}: {', '.join(evaluation.mixers)}"
+def _widen(axes: Axes, values: Sequence[float]) -> None:
+    """Limits around the values, but never so close that noise looks like a trend."""
+    centre = (min(values) + max(values)) / 2
+    half = max(0.7 * (max(values) - min(values)), 0.1 * centre)
+    axes.set_ylim(centre - half, centre + half)
+    axes.margins(x=0.08)
+
+
+def _label(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=charts.INK)
+    axes.set_xlabel(x_label, color=charts.INK)
+    axes.set_ylabel(y_label, color=charts.INK)
+
+
+def _of(record: Record, task: str, metric: str) -> list[Measurement]:
+    return [each for each in record.measurements if (each.task, each.metric) == (task, metric)]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _training_context(record: Record) -> int:
+    return int(record.config["data"]["sequence_length"])
+
+
+def _title(record: Record) -> str:
+    return f"{record.model['name']}: {', '.join(record.model['mixers'])}, step {record.model['step']:,}"
