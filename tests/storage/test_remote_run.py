@@ -1,9 +1,8 @@
 """A run whose workdir is in a bucket."""
 
-import json
-
 from etils import epath
 
+from interdomain_jax.evaluation.records import read_records
 from interdomain_jax.training.metrics import read_metrics
 from tests.storage.bucket import local_bucket
 from tests.training.test_processes import run
@@ -32,6 +31,6 @@ def test_train_resume_and_evaluate(tmp_path, cache, monkeypatch):
 
         losses = [[row.get("train/loss") for row in read_metrics(path)] for path in (workdir, tmp_path / "local")]
         assert losses[0] == losses[1]
-        evaluations = [json.loads((path / "eval.json").read_text()) for path in (workdir, tmp_path / "local")]
-        assert evaluations[0] == evaluations[1]
-        assert (workdir / "eval.png").read_bytes().startswith(b"\x89PNG")
+        (record,), (expected,) = read_records(workdir), read_records(tmp_path / "local")
+        assert (record.settings, record.measurements) == (expected.settings, expected.measurements)
+        assert (workdir / "evaluations" / "perplexity.png").read_bytes().startswith(b"\x89PNG")

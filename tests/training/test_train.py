@@ -1,6 +1,5 @@
 """Whole runs: from a config to a checkpoint, a curve and an evaluation."""
 
-import json
 import math
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from interdomain_jax import checkpoints, cli, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.errors import MismatchError, RunError
 from interdomain_jax.evaluation import perplexity
+from interdomain_jax.evaluation.records import read_records
 from interdomain_jax.training import loop
 from interdomain_jax.training.metrics import read_metrics
 from tests.token_lists import tokenised
@@ -217,15 +217,16 @@ def test_the_two_commands(tmp_path):
     evaluated = run_main("eval.py", f"--workdir={workdir}", "--max_tokens=2000")
     assert evaluated.returncode == 0, evaluated.stderr
     assert "perplexity" in evaluated.stdout
-    result = json.loads((workdir / "eval.json").read_text())
-    assert result["name"] == "tiny"
-    assert result["step"] == 8
-    assert result["mixers"] == ["softmax", "interdomain"]
-    assert [each["context_length"] for each in result["results"]] == [32, 64, 128]
-    assert [each["tokens"] for each in result["results"]] == [2000] * 3
+    (record,) = read_records(workdir)
+    assert record.model["name"] == "tiny"
+    assert record.model["step"] == 8
+    assert record.model["mixers"] == ["softmax", "interdomain"]
+    losses = [each for each in record.measurements if each.metric == "loss"]
+    assert [each.at for each in losses] == [32, 64, 128]
+    assert [each.samples for each in losses] == [2000] * 3
     validation = read_metrics(workdir)[-1]["validation/loss"]
-    assert result["results"][0]["loss"] == pytest.approx(validation, rel=1e-6)
-    assert (workdir / "eval.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert losses[0].value == pytest.approx(validation, rel=1e-6)
+    assert (workdir / "evaluations" / f"{record.name}.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
 @pytest.mark.parametrize(
