@@ -290,7 +290,7 @@ print(total.nats[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, max(hel
 
 @pytest.mark.slow
 def test_a_million_tokens():
-    """mamba#614. At 1,048,576 tokens and at 16,384 the peak of the whole process within 5 %, and as many bytes of arrays.
+    """mamba#614. At 1,048,576 tokens and 16,384: the peak of the whole process within 5 %, as many bytes of arrays.
 
     And the same total in other pieces.
     """
