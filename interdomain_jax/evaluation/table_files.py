@@ -1,8 +1,9 @@
 """The report over many runs as files: `report.md`, `report.json`, `figure_2.png` and `length_extrapolation.png`."""
 
+import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -13,19 +14,24 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from interdomain_jax import charts, strict_json
 from interdomain_jax.evaluation import published
 from interdomain_jax.evaluation.published import Quantity
-from interdomain_jax.evaluation.tables import Cell, Grid, Report, Source
+from interdomain_jax.evaluation.tables import Cell, Found, Grid, Report, Source
 
 FIGURE_2 = "figure_2.png"
 LENGTHS = "length_extrapolation.png"
 MISSING = "—"
 
-_BY_POSITION = "loss_by_position"
+# Of perplexity records: a row for each length and bucket of positions would bury the rest of the Markdown.
+_LOSSES = ("loss", "loss_by_position")
 _LENGTH_TABLES = (published.LENGTHS, published.LENGTHS_BY_CORPUS)
 
 # One colour for each mixer of the paper's figures, and more for the cells of the cube and hybrids, by turns.
 _COLOURS = {"interdomain": charts.ACCENT, "softmax": charts.INK, "s4d": "#c8553d"}
 _MORE_COLOURS = ("#3b8e5a", "#8a5fa8", "#b8862b", "#3aa6a6", "#b0487f")
+# One marker for each size of model.
+_MARKERS = "os^Dvp"
 _PANELS_IN_A_ROW = 4
+# The least distance between two labels of an axis, as a share of it.
+_LABELS_APART = 0.09
 
 
 def prepare(directory: epath.PathLike) -> epath.Path:
@@ -69,6 +75,7 @@ def as_markdown(report: Report) -> str:
         for grid in grids:
             lines += ["", *([f"{grid.label}:", ""] if grid.label else []), *_grid_rows(grid, table.across)]
     lines += ["", "## Figure 2. Validation perplexity by training compute", "", f"![Figure 2]({FIGURE_2})", ""]
+    lines += ["Of the paper's four sizes it prints the losses of 125M and 1.3B; the others are drawn only.", ""]
     lines += _point_rows(report)
     lines += ["", "## Length extrapolation", "", f"![Perplexity by context length]({LENGTHS})"]
     if rows := _other_rows(report):
@@ -80,8 +87,8 @@ def as_markdown(report: Report) -> str:
             "",
             *rows,
         ]
-    if any(found.measurement.metric == _BY_POSITION for found in report.others):
-        lines += ["", "Losses by position are in `report.json`."]
+    if any(_is_in_json_alone(report, found) for found in report.others):
+        lines += ["", "Losses by context length and by position are in `report.json`."]
     lines += ["", "## Sources", "", *map(_source_row, report.sources)]
     return "\n".join(lines) + "\n"
 
@@ -183,11 +190,15 @@ def _other_rows(report: Report) -> list[str]:
             f"{each.samples:,}",
             f"[{source}]",
         ]
-        for source, each in report.others
-        if each.metric != _BY_POSITION
+        for source, each in (found for found in report.others if not _is_in_json_alone(report, found))
     ]
     heads = ["run", "task", "metric", "at", "value", "standard error", "samples", "source"]
     return _table(heads, rows, left=3) if rows else []
+
+
+def _is_in_json_alone(report: Report, found: Found) -> bool:
+    kind = report.sources[found.source - 1].record.kind
+    return kind == "perplexity" and found.measurement.metric in _LOSSES
 
 
 def _source_row(source: Source) -> str:
@@ -229,8 +240,9 @@ def draw_compute(report: Report) -> Figure:
     for origin, points in (("paper", report.published_points), ("measured", report.measured_points)):
         for mixer in dict.fromkeys(point.mixer for point in points):
             own = sorted((point.compute, point.perplexity) for point in points if point.mixer == mixer)
-            _plot(chart.axes, own, f"{_label(mixer)}, {origin}", origin, colours[mixer])
+            _plot(chart.axes, own, f"{_label(mixer)}, {origin}", colours[mixer], hollow=origin == "paper")
     chart.axes.set_xscale("log")
+    chart.axes.tick_params(which="minor", length=0)
     _logarithmic_perplexity(chart.axes)
     chart.axes.margins(x=0.06, y=0.08)
     chart.axes.legend(frameon=False, fontsize=8, labelcolor=charts.INK)
@@ -243,11 +255,11 @@ def draw_lengths(report: Report) -> Figure:
     Returns:
         A figure that belongs to no window.
     """
-    blocks = [(table, grid) for table, grids in report.tables if table in _LENGTH_TABLES for grid in grids]
-    panels = [(grid.label or "the five corpora of Table 2, mean", grid) for _, grid in blocks]
-    columns = _PANELS_IN_A_ROW
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(3.4 * columns, 3.2 * rows + 1.0), dpi=130, layout="constrained")
+    panels = [grid for table, grids in report.tables if table in _LENGTH_TABLES for grid in grids]
+    sizes = dict.fromkeys(line.size for grid in panels for line in grid.lines if line.origin == "measured")
+    markers = dict(zip(sizes, itertools.cycle(_MARKERS), strict=False))
+    rows = math.ceil(len(panels) / _PANELS_IN_A_ROW)
+    figure = Figure(figsize=(3.4 * _PANELS_IN_A_ROW, 3.2 * rows + 1.0), dpi=130, layout="constrained")
     figure.suptitle(
         "Perplexity by context length (tokens)",
         x=0.01,
@@ -258,10 +270,10 @@ def draw_lengths(report: Report) -> Figure:
     )
     colours = _colours(report)
     handles: dict[str, Any] = {}
-    places = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, (title, grid) in zip(places, panels, strict=False):
-        _draw_grid(axes, grid, colours)
-        axes.set_title(title, loc="left", fontsize=10, color=charts.INK)
+    places = figure.subplots(rows, _PANELS_IN_A_ROW, squeeze=False).flatten()
+    for axes, grid in zip(places, panels, strict=False):
+        _draw_grid(axes, grid, colours, markers)
+        axes.set_title(grid.label or "mean over the five corpora of Table 2", loc="left", fontsize=10, color=charts.INK)
         lines, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
     for axes in places[len(panels) :]:
@@ -278,7 +290,7 @@ def draw_lengths(report: Report) -> Figure:
     return figure
 
 
-def _draw_grid(axes: Axes, grid: Grid, colours: dict[str, str]) -> None:
+def _draw_grid(axes: Axes, grid: Grid, colours: Mapping[str, str], markers: Mapping[str, str]) -> None:
     charts.style(axes)
     for line in grid.lines:
         points = [
@@ -288,26 +300,36 @@ def _draw_grid(axes: Axes, grid: Grid, colours: dict[str, str]) -> None:
         ]
         if points:
             label = f"{_label(line.mixer)}, {line.size}, {line.origin}"
-            _plot(axes, points, label, line.origin, colours[line.mixer])
+            hollow = line.origin == "paper"
+            _plot(axes, points, label, colours[line.mixer], hollow=hollow, marker="o" if hollow else markers[line.size])
     lengths = [quantity.at for quantity in grid.quantities if quantity.at is not None]
+    # A length just behind another one has no label: the two would overlap.
+    apart = (lengths[-1] / lengths[0]) ** _LABELS_APART
+    labels = [""] * len(lengths)
+    last = 0.0
+    for place, length in enumerate(lengths):
+        if length >= apart * last:
+            labels[place] = f"{length / 1024:g}K" if length >= 1024 else f"{length}"
+            last = length
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{at / 1024:g}K" if at >= 1024 else f"{at}" for at in lengths])
+    axes.set_xticks(lengths, labels)
     axes.xaxis.set_minor_locator(NullLocator())
     _logarithmic_perplexity(axes)
     axes.margins(x=0.1, y=0.1)
 
 
-def _plot(axes: Axes, points: Sequence[tuple[float, float]], label: str, origin: str, colour: str) -> None:
-    paper = origin == "paper"
+def _plot(
+    axes: Axes, points: Sequence[tuple[float, float]], label: str, colour: str, *, hollow: bool, marker: str = "o"
+) -> None:
     axes.plot(
         *zip(*points, strict=True),
         label=label,
         color=colour,
-        linewidth=1.1 if paper else 1.8,
-        linestyle="--" if paper else "-",
-        marker="o",
-        markersize=5 if paper else 4.5,
-        markerfacecolor="white" if paper else colour,
+        linewidth=1.1 if hollow else 1.8,
+        linestyle="--" if hollow else "-",
+        marker=marker,
+        markersize=5,
+        markerfacecolor="white" if hollow else colour,
     )
 
 

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from interdomain_jax.evaluation import published
@@ -91,7 +92,8 @@ class Cell(NamedTuple):
     @property
     def spread(self) -> float | None:
         """The standard deviation between runs, as of a sample; None for one run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        # Unlike that of the module statistics, NumPy's takes NaN.
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
 
 class Line(NamedTuple):

@@ -116,7 +116,7 @@ def runs(tmp_path_factory):
         Measurement("needle", "accuracy", 0.895, 200, at=1024),
         Measurement("phonebook", "accuracy", 0.5, 200, at=16),
     ]
-    write(root / "hybrid", "recall", "recall", recall, mixers=["interdomain", "softmax"])
+    write(root / "hybrid", "recall", "recall", recall, mixers=["interdomain", "softmax"], config="125m")
     return [root / name for name in ("first", "second", "softmax", "hybrid")]
 
 
@@ -196,6 +196,10 @@ def test_seeds_are_gathered(report):
     # The sources of the softmax run too.
     assert set(against.sources) == {1, 2, 5}
     assert line(report, 3, "interdomain")["tiny"].values == (1_000_011.0,)
+    assert line(report, 3, "interdomain, softmax")["125M"].values == (1_000_011.0,)
+    assert line(report, 3, "interdomain, softmax")["tiny"] is None
+    # One that is not finite among them is told, and hides no other.
+    assert math.isnan(tables.Cell((math.nan, 1.0)).spread)
 
 
 def test_lengths_that_the_paper_has_not_join_its_columns(report):
