@@ -66,8 +66,8 @@ def as_markdown(report: Report) -> str:
         "# The paper's tables, published and measured",
         "",
         f"Lines of the paper are from {published.SOURCE}. Measured numbers are followed by their sources in brackets;",
-        "the list at the end has those. Where several runs have mixer, config name, parameters and training tokens in",
-        "common, a number is their mean, with the standard deviation between them and the number of each.",
+        "the list at the end has those. Where several runs differ in their seeds alone, a number is their mean, with",
+        "the standard deviation between them and the number of each.",
         f"{MISSING} was not measured, or is not in the paper.",
     ]
     for table, grids in report.tables:
@@ -102,7 +102,10 @@ def as_json(report: Report) -> dict[str, Any]:
             | {field: value for field, value in record._asdict().items() if field != "measurements"}
             for number, workdir, record in report.sources
         ],
-        "runs": [{field: value for field, value in run._asdict().items() if field != "numbers"} for run in report.runs],
+        "runs": [
+            {field: value for field, value in run._asdict().items() if field not in ("recipe", "numbers")}
+            for run in report.runs
+        ],
         "tables": [
             {
                 "table": table.number,

@@ -14,15 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from interdomain_jax import strict_json
 from interdomain_jax.evaluation import published
 from interdomain_jax.evaluation.published import Block, Point, Quantity, Table
 from interdomain_jax.evaluation.records import Measurement, Record, read_records
+from interdomain_jax.workdir import FREE_ON_RESUME
 
 MODES = ("windows", "strided", "documents", "carried")
 """Of perplexities that differ in the mode alone, the one of the first of these is shown."""
 
 Key = tuple[str, str, int | None]
 """Task, metric and size, as in a `Measurement`."""
+
+# Fields of a config that results do not depend on, or by their rounding alone; and the seed.
+_NO_RECIPE = ({*FREE_ON_RESUME} - {"data.corpora"}) | {"seed", "eval_every", "eval_tokens", "best_checkpoints_to_keep"}
 
 _MEAN = "mean"
 """The task under which a record has the means over its corpora."""
@@ -54,7 +59,7 @@ class Number(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The model of a run as it was last evaluated, and all its numbers.
+    """A checkpoint of a run, and all its numbers.
 
     Attributes:
         workdir: of the run.
@@ -62,6 +67,7 @@ class Run(NamedTuple):
         name: of the config.
         parameters: number of trained parameters.
         tokens: that it was trained on.
+        recipe: all fields of the config that results depend on, but for the seed.
         numbers: by task, metric and size.
     """
 
@@ -70,6 +76,7 @@ class Run(NamedTuple):
     name: str
     parameters: int
     tokens: int
+    recipe: dict[str, str]
     numbers: dict[Key, Number]
 
 
@@ -125,7 +132,7 @@ class Report(NamedTuple):
 
     Attributes:
         sources: by number, from 1.
-        runs: in the order in which they were given.
+        runs: in the order in which they were given, each with its checkpoints in theirs.
         tables: each with its blocks, filled.
         published_points, measured_points: of Figure 2; the latter one for each run with a validation loss.
         others: the measurements that no table shows.
@@ -142,8 +149,8 @@ class Report(NamedTuple):
 def gather(workdirs: Sequence[epath.PathLike]) -> Report:
     """Reads the records of runs and lays them beside the published numbers.
 
-    Of several numbers of a run for the same task, metric and size, that one counts whose mode comes first in `MODES`;
-    then that of the latest checkpoint; then that over the most samples; then that which was finished last.
+    Of several numbers of a checkpoint for the same task, metric and size, that one counts whose mode comes first in
+    `MODES`; then that over the most samples; then that which was finished last.
 
     Args:
         workdirs: of the runs.
@@ -164,10 +171,12 @@ def gather(workdirs: Sequence[epath.PathLike]) -> Report:
     for path in paths:
         own = [Source(len(sources) + n, path, record) for n, record in enumerate(_read(path), start=1)]
         sources += own
-        winners, rest = _choose(own)
-        runs.append(_run(own, winners))
-        chosen += winners.items()
-        others += rest
+        for step in sorted({source.record.model["step"] for source in own}):
+            of_step = [source for source in own if source.record.model["step"] == step]
+            winners, rest = _choose(of_step)
+            runs.append(_run(of_step, winners))
+            chosen += winners.items()
+            others += rest
     runs = [_against_softmax(run, runs) for run in runs]
     tables = tuple(
         (table, tuple(_fill(table, block, runs) for block in _blocks(table, runs))) for table in published.TABLES
@@ -203,13 +212,13 @@ def _read(path: str) -> list[Record]:
 
 
 def _choose(sources: Sequence[Source]) -> tuple[dict[Key, Found], list[Found]]:
-    """Of each task, metric and size of one run the measurement that counts, and all the others."""
+    """Of each task, metric and size of one checkpoint the measurement that counts, and all the others."""
     candidates = collections.defaultdict(list)
     for number, _, record in sources:
         mode = record.settings.get("mode")
         rank = -MODES.index(mode) if mode in MODES else -len(MODES)
         for measurement in record.measurements:
-            order = (rank, record.model["step"], measurement.samples, record.finished, number)
+            order = (rank, measurement.samples, record.finished, number)
             task = _corpus(measurement.task) if record.kind == "perplexity" else measurement.task
             candidates[task, measurement.metric, measurement.at].append((order, Found(number, measurement)))
     winners, rest = {}, []
@@ -227,22 +236,33 @@ def _corpus(task: str) -> str:
 
 
 def _run(sources: Sequence[Source], winners: Mapping[Key, Found]) -> Run:
-    latest = max(sources, key=lambda source: (source.record.model["step"], source.record.finished))
-    model = latest.record.model
-    mixers = list(dict.fromkeys(model["mixers"]))
+    number, workdir, record = sources[-1]
+    model = record.model
     numbers = {
         key: Number(math.nan if found.measurement.value is None else found.measurement.value, (found.source,))
         for key, found in winners.items()
     }
-    numbers[model["name"], published.PARAMETERS, None] = Number(model["parameters"], (latest.number,))
+    numbers[model["name"], published.PARAMETERS, None] = Number(model["parameters"], (number,))
     return Run(
-        workdir=latest.workdir,
-        mixer=mixers[0] if len(mixers) == 1 else ", ".join(model["mixers"]),
+        workdir=workdir,
+        mixer=model["mixers"][0] if len({*model["mixers"]}) == 1 else ", ".join(model["mixers"]),
         name=model["name"],
         parameters=model["parameters"],
         tokens=model["tokens"],
-        numbers=numbers | _validation(latest.record.config["data"], winners),
+        recipe={field: value for field, value in _fields(record.config).items() if field not in _NO_RECIPE},
+        numbers=numbers | _validation(record.config["data"], winners),
     )
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a config's fields as JSON, by their names with dots."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{below}": text for below, text in _fields(value).items()}
+        else:
+            found[name] = strict_json.dumps(value)
+    return found
 
 
 def _validation(data: Mapping[str, Any], winners: Mapping[Key, Found]) -> dict[Key, Number]:
@@ -255,22 +275,31 @@ def _validation(data: Mapping[str, Any], winners: Mapping[Key, Found]) -> dict[K
     nats = sum(math.nan if m.value is None else m.value * m.samples for _, m in found)
     loss = nats / sum(m.samples for _, m in found)
     sources = tuple(sorted({source for source, _ in found}))
-    return {_LOSS: Number(loss, sources), _PERPLEXITY: Number(math.exp(loss), sources)}
+    return {_LOSS: Number(loss, sources), _PERPLEXITY: Number(float(np.exp(loss)), sources)}
 
 
 def _against_softmax(run: Run, runs: Sequence[Run]) -> Run:
-    """Adds how far the run's validation perplexity lies above that of the softmax runs of its size and training."""
+    """Adds how far the run's validation perplexity lies above that of the softmax runs of its size and recipe."""
     rivals = [
         each.numbers[_LOSS]
         for each in runs
-        if (each.mixer, each.name, each.tokens) == ("softmax", run.name, run.tokens) and _LOSS in each.numbers
+        if each.mixer == "softmax" and _LOSS in each.numbers and _are_alike(run, each)
     ]
     if run.mixer == "softmax" or not rivals or _LOSS not in run.numbers:
         return run
     loss = run.numbers[_LOSS]
-    ratio = math.exp(loss.value - statistics.fmean(each.value for each in rivals))
+    ratio = float(np.exp(loss.value - statistics.fmean(each.value for each in rivals)))
     sources = (*loss.sources, *(number for each in rivals for number in each.sources))
     return run._replace(numbers=run.numbers | {_AGAINST_SOFTMAX: Number(ratio - 1, sources)})
+
+
+def _are_alike(run: Run, other: Run) -> bool:
+    """Whether two runs differ in nothing but the model, and its size has the same name."""
+    recipe, rivals = (
+        {field: value for field, value in each.recipe.items() if not field.startswith("model.")}
+        for each in (run, other)
+    )
+    return (run.name, run.tokens, recipe) == (other.name, other.tokens, rivals)
 
 
 def _blocks(table: Table, runs: Sequence[Run]) -> list[Block]:
@@ -323,25 +352,49 @@ def _at(quantity: Quantity, sizes: set[int]) -> tuple[Quantity, ...]:
 
 def _fill(table: Table, block: Block, runs: Sequence[Run]) -> Grid:
     """The published mixers in the paper's order, each with the models that were measured; then all other models."""
-    models = collections.defaultdict(list)
-    if table.size is None:
-        # Seeds have the same number of parameters.
-        for run in {(run.mixer, run.name, run.parameters): run for run in runs}.values():
-            models[run.mixer, ""].append(run)
-    else:
-        for run in runs:
-            size = f"{run.name} ({short(run.parameters)}), {short(run.tokens)} tokens"
-            models[run.mixer, size].append(run)
+    models = _models_of_all_sizes(runs) if table.size is None else _models(runs)
     lines = []
-    for mixer in dict.fromkeys([*block.published, *(mixer for mixer, _ in models)]):
+    for mixer in dict.fromkeys([*block.published, *(mixer for mixer, _, _ in models)]):
         if mixer in block.published:
             cells = tuple(None if value is None else Cell((value,)) for value in block.published[mixer])
             lines.append(Line(mixer, _published_size(table), "paper", cells))
-        measured = [(size, found) for (other, size), found in models.items() if other == mixer]
+        measured = [(size, found) for other, size, found in models if other == mixer]
         for size, found in measured or [("no run", [])]:
             cells = tuple(_cell(quantity, found) for quantity in block.quantities)
             lines.append(Line(mixer, size, "measured", cells))
     return Grid(block.label, block.quantities, tuple(lines))
+
+
+def _models(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
+    """Mixer, size in words, and the runs that differ in the seed alone; of namesakes the words say what differs."""
+    seeds = collections.defaultdict(list)
+    for run in runs:
+        seeds[run.mixer, run.name, *_facts(run).items()].append(run)
+    namesakes = collections.defaultdict(list)
+    for found in seeds.values():
+        run = found[0]
+        namesakes[run.mixer, f"{run.name} ({short(run.parameters)}), {short(run.tokens)} tokens"].append(found)
+    models = []
+    for (mixer, size), groups in namesakes.items():
+        facts = [_facts(found[0]) for found in groups]
+        for own, found in zip(facts, groups, strict=True):
+            differences = [
+                f"{field} {value}" for field, value in own.items() if any(other.get(field) != value for other in facts)
+            ]
+            models.append((mixer, ", ".join([size, *differences]), found))
+    return models
+
+
+def _facts(run: Run) -> dict[str, str]:
+    return {"parameters": f"{run.parameters:,}", "tokens": f"{run.tokens:,}"} | run.recipe
+
+
+def _models_of_all_sizes(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
+    """Mixer, no size, and one run of each size; seeds have the same number of parameters."""
+    models = collections.defaultdict(list)
+    for run in {(run.mixer, run.name, run.parameters): run for run in runs}.values():
+        models[run.mixer].append(run)
+    return [(mixer, "", found) for mixer, found in models.items()]
 
 
 def _published_size(table: Table) -> str:
