@@ -1,9 +1,11 @@
 """Evaluates a checkpoint of a run, the latest unless told otherwise, on the validation split.
 
     python eval.py --workdir=runs/tiny
+    python eval.py --report=reports/tiny --runs=runs/tiny,runs/tiny_s4d
 
 Prints a table, and writes `eval.json` and `eval.png` beside the checkpoint. The devices may be laid out in any mesh,
-such as `--mesh.fsdp=8 --mesh.data=1`, whatever the run had.
+such as `--mesh.fsdp=8 --mesh.data=1`, whatever the run had. `--report` gathers what was evaluated in many runs into the
+paper's tables and figures; it evaluates nothing.
 """
 
 import jax
@@ -12,20 +14,44 @@ from etils import epath
 from ml_collections import config_flags
 
 from interdomain_jax import cli, sharding
-from interdomain_jax.evaluation import perplexity, report
+from interdomain_jax.evaluation import perplexity, report, table_files, tables
 from interdomain_jax.preemption import Notice
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run to evaluate.", required=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run to evaluate.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "'latest', 'best' (on validation), or the number of a step.")
 _MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", None, "Tokens to score, from the start of the split; all of it if not given."
 )
+_REPORT = flags.DEFINE_string(
+    "report", None, "Directory for the tables and figures of --runs, beside the paper's; evaluates nothing."
+)
+_RUNS = flags.DEFINE_list("runs", None, "Directories of the runs that --report gathers, with commas between them.")
 _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
 
 
+def write_report() -> None:
+    """Gathers the runs of the flags into the report's directory."""
+    with cli.exit_on_bad_input():
+        if _WORKDIR.value is not None:
+            raise ValueError(
+                "give one of --workdir, a run to evaluate, and --report, to gather --runs that were evaluated"
+            )
+        if _REPORT.value is None or _RUNS.value is None:
+            raise ValueError("--report, a directory, and --runs go together; give both or none")
+        gathered = tables.gather(_RUNS.value)
+        directory = table_files.prepare(_REPORT.value)
+    table_files.write(directory, gathered)
+    print(f"wrote {directory / 'report.md'}")
+
+
 def main(_: list[str]) -> None:
+    if _REPORT.value is not None or _RUNS.value is not None:
+        write_report()
+        return
     notice = Notice()
     with cli.exit_on_bad_input():
+        if _WORKDIR.value is None:
+            raise ValueError("give --workdir, the directory of a run, or --report and --runs")
         cli.join_processes(epath.Path(_WORKDIR.value), notice)
         trained = perplexity.prepare(
             _WORKDIR.value, _MESH.value, checkpoint=_CHECKPOINT.value, max_tokens=_MAX_TOKENS.value
