@@ -11,10 +11,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from interdomain_jax.data.loader import Batch
 from interdomain_jax.data.rows import BestFitRows, ConcatenatedRows, Piece
 from interdomain_jax.data.windows import TokenSequences, Windows
-
-Batch = dict[str, np.ndarray]
 
 
 class Contexts(Protocol):

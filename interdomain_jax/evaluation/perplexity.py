@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from ml_collections import ConfigDict
 from interdomain_jax import sharding, strict_json
 from interdomain_jax.data.contexts import Contexts, DocumentContexts, StreamContexts, context_pieces, first_tokens
 from interdomain_jax.data.corpora import open_corpora
+from interdomain_jax.data.loader import corpus_counts
 from interdomain_jax.data.windows import CONTEXT, TokenSequences
 from interdomain_jax.evaluation.progress import show_progress
 from interdomain_jax.evaluation.records import Measurement, Record, make_record, record_path
@@ -167,12 +168,11 @@ def prepare(
     trained = find_trained(workdir, mesh_sizes, checkpoint)
     config, parts = trained.config, sharding.row_parts(trained.mesh)
     _check_model(config, trained.mesh, mode)
-    reading = Reading(mode, config.data.reset or mode == "documents", stride, max_tokens)  # type: ignore[arg-type]
+    reading = Reading(cast(Mode, mode), config.data.reset or mode == "documents", stride, max_tokens)
     default_lengths = [config.data.sequence_length * multiple for multiple in CONTEXT_MULTIPLES]
     chosen = sorted({*(default_lengths if lengths is None else lengths)})
     if mode != "carried":
-        for field, values in (("lengths", chosen), ("piece_tokens", [piece_tokens] if piece_tokens else [])):
-            _check_token_shards(field, values, trained.mesh)
+        _check_token_shards("lengths", chosen, trained.mesh)
         if stride is not None and stride > chosen[0]:
             raise ValueError(f"stride is {stride}; it must be at most the shortest of the lengths, {chosen[0]}")
     tokens_per_batch = config.data.batch_size // config.accumulation_steps * config.data.sequence_length
@@ -414,12 +414,7 @@ def _settings(task: Task) -> dict[str, Any]:
         for documents in task.corpora.values()
     )
     corpora = {
-        name: {
-            "digest": documents.digest,
-            "documents": len(documents.lengths),
-            "tokens": int(documents.lengths.sum()),
-            "bytes": documents.text_bytes,
-        }
+        name: {"digest": documents.digest, **corpus_counts([documents])._asdict()}
         for name, documents in task.corpora.items()
     }
     settings = task.reading._asdict() | {

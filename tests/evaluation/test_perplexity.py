@@ -93,6 +93,20 @@ def test_nothing_to_score_is_refused():
     score = scoring.make_score_function(Bigram(), ONE_DEVICE, vocab_chunks=1)
     with pytest.raises(ValueError, match="no token to score"):
         scoring.score_batches(score, bigram_params(np.zeros((257, 257))), [], ONE_DEVICE, batch_size=1)
+    for name in ("windows", "documents", "carried"):
+        with pytest.raises(ValueError, match="no token to score"):
+            score_corpus(
+                bigram_scorer(1),
+                bigram_params(np.zeros((257, 257))),
+                TokenLists([]),
+                READINGS[name],
+                context_length=length_of(READINGS[name], 7),
+                position_ends=(7,),
+                piece_tokens=7,
+                tokens_per_batch=7,
+                eos_id=EOS,
+                mesh=ONE_DEVICE,
+            )
 
 
 VOCAB = 40
