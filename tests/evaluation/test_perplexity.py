@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 
 from configs import tiny
-from interdomain_jax import Decoder, checkpoints, scoring, sharding
+from interdomain_jax import Decoder, checkpoints, cli, scoring, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.corpora import open_corpora
 from interdomain_jax.evaluation import perplexity, report
@@ -501,3 +502,15 @@ def test_a_corpus_that_is_not_there(save_run, monkeypatch):
     monkeypatch.setattr(perplexity, "open_corpora", open_corpora)
     with pytest.raises(FileNotFoundError, match="'no/such/corpus'"):
         perplexity.prepare(save_run(), sharding.mesh_config(), corpora=["no/such/corpus"])
+
+
+def test_lists_of_numbers_as_flags():
+    values = flags.FlagValues()
+    lengths = flags.DEFINE_list("lengths", None, "", flag_values=values)
+    for given, expected in (([], None), (["--lengths=4096,8192"], [4096, 8192]), (["--lengths="], [])):
+        values.unparse_flags()
+        values(["eval.py", *given])
+        assert cli.as_integers(lengths) == expected
+    values(["eval.py", "--lengths=4k,8192"])
+    with pytest.raises(ValueError, match="--lengths is '4k,8192'"):
+        cli.as_integers(lengths)
