@@ -381,10 +381,16 @@ def test_the_harness_runs_its_tasks(runs, tasks):
 COMMAND = (
     network_raises("OSError")
     + """
-import runpy, sys
+import json, runpy, sys
 
-sys.argv[0] = "lm_eval"
-runpy.run_module("interdomain_jax.evaluation.lm_eval", run_name="__main__", alter_sys=False)
+workdir, pairs = sys.argv.pop(1), json.loads(sys.argv.pop(1))
+runpy.run_module("interdomain_jax.evaluation.lm_eval", run_name="__main__")
+
+from interdomain_jax.evaluation.harness import InterdomainLM
+from tests.evaluation.test_harness import requests
+
+model = InterdomainLM(workdir, "5", fsdp=2, seq=4)
+print(json.dumps(model.loglikelihood(requests("loglikelihood", *map(tuple, pairs)), disable_tqdm=True)))
 """
 )
 
@@ -395,8 +401,13 @@ def test_the_command_line_on_eight_devices(runs, tasks, tmp_path):
     arguments = f"workdir={run.workdir},checkpoint=5,data=-1,fsdp=2,tensor=2"
     flags = ["--model", "interdomain", "--model_args", arguments, "--tasks", ",".join(TASKS), "--batch_size", "3"]
     flags += ["--include_path", str(tasks), "--output_path", str(tmp_path), "--log_samples"]
-    output = run_on_eight_devices(COMMAND, *flags, quick=True)
+    texts = pairs(run)
+    output = run_on_eight_devices(COMMAND, run.workdir, json.dumps(texts), *flags, quick=True)
     assert "local_multiple_choice" in output
+    for (context, text), (nats, is_greedy) in zip(texts, json.loads(output.splitlines()[-1]), strict=True):
+        expected, expected_greedy = run.likelihood([EOS, *ids_of(context)], ids_of(text))
+        assert nats == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert is_greedy == expected_greedy
     samples = {}
     for name in TASKS:
         (path,) = tmp_path.rglob(f"samples_{name}_*")
