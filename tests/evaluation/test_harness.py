@@ -64,6 +64,8 @@ def untrained(directory, mixer):
     workdirs.save_config(epath.Path(directory), config)
     model, _ = build_experiment(config)
     params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    # What it generates is ASCII, so that every token is a character.
+    params["unembed"]["kernel"] = params["unembed"]["kernel"].at[:, 128:].multiply(0.1)
     with checkpoints.open_checkpoints(epath.Path(directory)) as opened:
         checkpoints.save(opened, 5, {checkpoints.PARAMS_ITEM: params}, {})
         checkpoints.save(opened, 6, {checkpoints.PARAMS_ITEM: jax.tree.map(lambda leaf: 0.9 * leaf, params)}, {})
@@ -261,6 +263,7 @@ def test_until(runs):
         requests("generate_until", *[("ab", {"max_gen_toks": 12, "until": each}) for each in until]), disable_tqdm=True
     )
     (whole,) = generate([])
+    assert len(whole) == 12
     stops = [whole[3:5], [whole[6:8], "never"], "", "never", whole[0]]
     assert generate(*stops) == [
         whole[: whole.find(whole[3:5])],
