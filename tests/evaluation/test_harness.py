@@ -24,6 +24,7 @@ from interdomain_jax import checkpoints
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.tokenizers import load_tokenizer
 from interdomain_jax.evaluation.harness import InterdomainLM, _encode_pair
+from interdomain_jax.evaluation.likelihoods import Continuation, continuation_likelihoods
 from interdomain_jax.experiment import build_experiment
 from interdomain_jax.trained import find_trained
 from tests.network import network_raises
@@ -513,3 +514,17 @@ def test_automatic_batches_have_the_tokens_of_a_training_step(runs):
     assert InterdomainLM.of(trained, None, batch_size="auto").batch_size == rows
     assert InterdomainLM.of(trained, None, batch_size="auto", max_length=2 * WINDOW).batch_size == rows // 2
     assert InterdomainLM.of(trained, None, batch_size="5").batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("continuation", "message"),
+    [
+        (Continuation([], [1]), "continuation 1 has no context"),
+        (Continuation([1] * 20, [1] * (WINDOW - 18)), f"20 tokens of context and {WINDOW - 18} of its own"),
+    ],
+)
+def test_continuations_that_cannot_be_scored_are_refused(runs, continuation, message):
+    mesh = runs["softmax"].trained.mesh
+    both = [Continuation([1], [1]), continuation]
+    with pytest.raises(ValueError, match=message):
+        list(continuation_likelihoods(None, None, both, mesh, batch_size=1, max_length=WINDOW))
