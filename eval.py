@@ -3,8 +3,8 @@
     python eval.py --workdir=runs/tiny
 
 Prints a table, and writes `eval.json` and `eval.png` beside the checkpoint. The devices may be laid out in any mesh,
-such as `--mesh.fsdp=8 --mesh.data=1`, whatever the run had. `--suite=commonsense8` asks a suite's questions instead, and
-writes `evaluations/commonsense8.json`.
+such as `--mesh.fsdp=8 --mesh.data=1`, whatever the run had. `--suite=commonsense8` asks a suite's questions instead,
+and writes `evaluations/commonsense8.json`.
 """
 
 import jax

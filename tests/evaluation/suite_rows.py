@@ -102,18 +102,8 @@ ROWS = {
         _arc("2", "Which of them lives in water?", ["cow", "trout"], "B"),
     ],
     ("allenai/ai2_arc", "ARC-Challenge", "test"): [
-        {
-            "id": "3",
-            "question": "Why do shadows move?",
-            "choices": _choices("wind", "the earth turns"),
-            "answerKey": "B",
-        },
-        {
-            "id": "4",
-            "question": "What do roots take up?",
-            "choices": _choices("water", "light", "wool"),
-            "answerKey": "A",
-        },
+        _arc("3", "Why do shadows move?", ["wind", "the earth turns"], "B"),
+        _arc("4", "What do roots take up?", ["water", "light", "wool"], "A"),
     ],
     ("lighteval/siqa", "default", "validation"): [
         {"context": "Lee lent Kim an umbrella.", "question": "How would Kim feel?"}
