@@ -163,7 +163,7 @@ class Generator:
         requests: Sequence[Request],
         *,
         behind: State | None = None,
-        on_tokens: Callable[[int, list[int]], None] | None = None,
+        on_tokens: Callable[[int, list[int]], bool | None] | None = None,
         stream_every: int = 8,
     ) -> list[Completion]:
         """Generates for any number of requests, `batch_size` at a time.
@@ -173,7 +173,7 @@ class Generator:
             behind: a state; every prompt goes on behind what its first row has read, and may be empty. It stays as it
                 is.
             on_tokens: is given the number of a request and its next tokens, as soon as no stop sequence can take them
-                back.
+                back; where it returns True, that is enough of them, and the request has stopped.
             stream_every: tokens between two calls of it, in each row.
 
         Raises:
@@ -205,7 +205,7 @@ class Generator:
         self,
         state: State,
         requests: Sequence[Request],
-        on_tokens: Callable[[int, list[int]], None] | None = None,
+        on_tokens: Callable[[int, list[int]], bool | None] | None = None,
         stream_every: int = 8,
     ) -> tuple[list[Completion], State]:
         """Generates behind what each row has read, the prompts of the requests, and returns the state after it.
@@ -227,6 +227,8 @@ class Generator:
         state, written = self._begin(self._params, state, settings.limits, _bucket(most))
         held_back = [max(map(len, request.stop), default=1) - 1 for request in requests]
         emitted = [0] * len(requests)
+        # By what it was told of its tokens.
+        ended = np.zeros(self._batch_size, bool)
         # Of a stream the first token at once: it is waited for.
         steps = most if on_tokens is None else 1
         while not np.all(written.done):
@@ -238,9 +240,12 @@ class Generator:
             for row, held in enumerate(held_back):
                 # What may still turn out to be a stop sequence waits.
                 end = int(host.counts[row] - host.stopped[row]) if host.done[row] else int(host.counts[row]) - held
-                if end > emitted[row]:
-                    on_tokens(row, host.tokens[row, emitted[row] : end].tolist())
+                if end > emitted[row] and not ended[row]:
+                    ended[row] = bool(on_tokens(row, host.tokens[row, emitted[row] : end].tolist()))
                     emitted[row] = end
+            if np.any(ended & ~host.done):
+                done = jax.device_put(ended | host.done, written.done.sharding)
+                written = written._replace(done=done)
         state = self._end(state)
         host = jax.device_get(written)
         completions = []
@@ -250,7 +255,7 @@ class Generator:
                 Completion(
                     host.tokens[row, :end].tolist(),
                     host.log_probabilities[row, :end].tolist(),
-                    "stop" if host.stopped[row] else "length",
+                    "stop" if host.stopped[row] or ended[row] else "length",
                 )
             )
         return completions, state
