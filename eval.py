@@ -28,6 +28,9 @@ _SUITE_DATA = flags.DEFINE_string(
     "suite_data", None, "Where `interdomain_jax.evaluation.suite_data` put the suites' data; the hub if not given."
 )
 _LIMIT = flags.DEFINE_integer("limit", None, "Questions of each benchmark of a suite, for a trial; all if not given.")
+_MAX_LENGTH = flags.DEFINE_integer(
+    "max_length", None, "Most tokens that the model reads for a suite's question; the training context if not given."
+)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Requests of a suite that the model takes at a time.")
 _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
 
@@ -63,6 +66,7 @@ def _prepare_suite(name: str) -> suites.Task:
         checkpoint=_CHECKPOINT.value,
         batch_size=_BATCH_SIZE.value,
         limit=_LIMIT.value,
+        max_length=_MAX_LENGTH.value,
         data=_SUITE_DATA.value,
     )
 

@@ -30,7 +30,6 @@ from interdomain_jax import strict_json
 from interdomain_jax.evaluation.records import DIRECTORY, Measurement, Record, make_record
 from interdomain_jax.experiment import require_positive
 from interdomain_jax.trained import Trained, find_trained
-from interdomain_jax.version import __version__
 from interdomain_jax.workdir import is_remote
 
 OUR_TASKS = Path(__file__).parent / "tasks"
@@ -137,8 +136,7 @@ class Task(NamedTuple):
         sources: where their questions come from.
         batch_size: requests that the model takes at a time; no result depends on it.
         limit: questions of each benchmark, from its first on; None for all.
-        max_length: tokens of context that the model is given, None for the adapter's own choice.
-        prefix_token: before texts that have none, None for the adapter's own choice.
+        max_length, prefix_token: as `harness.InterdomainLM` takes them.
         seed: of every random choice.
         data: the directory of local data; None where it comes from the hub.
     """
@@ -177,7 +175,8 @@ def prepare(
         checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
         batch_size: requests at a time.
         limit: questions of each benchmark, for a trial; None for all.
-        max_length, prefix_token: as `InterdomainLM.of` takes them.
+        max_length: most tokens that the model reads for a question, and its answer; None for the training context.
+        prefix_token: behind which every text begins, an id; None for that of the end of a document.
         seed: of every random choice.
         data: the directory of local data; None for the hub.
 
@@ -187,8 +186,9 @@ def prepare(
     """
     name = suite_name(suite)
     require_positive("batch_size", batch_size)
-    if limit is not None:
-        require_positive("limit", limit)
+    for field, value in (("limit", limit), ("max_length", max_length)):
+        if value is not None:
+            require_positive(field, value)
     if jax.process_count() > 1:
         raise ValueError(f"suite {name} runs in one process, and this run has {jax.process_count()} of them")
     found = sources(name)
@@ -198,7 +198,15 @@ def prepare(
             if not path.is_file():
                 raise FileNotFoundError(f"{_missing(name, source)}: {path} is not there; {_remedy(name, data)}")
     trained = find_trained(workdir, mesh_sizes, checkpoint)
+    length = trained.config.data.sequence_length if max_length is None else max_length
     benchmarks = {each: _load(name, each, source, data) for each, source in found.items()}
+    for each, benchmark in benchmarks.items():
+        answer = (benchmark.config.generation_kwargs or {}).get("max_gen_toks", 0)
+        if answer >= length:
+            raise ValueError(
+                f"benchmark {each} asks for answers of {answer} tokens, and max_length is {length}; give one that "
+                "leaves room for the question"
+            )
     return Task(
         trained=trained,
         suite=name,
@@ -257,7 +265,7 @@ def evaluate(task: Task) -> Record:
         "suite": task.suite,
         "benchmarks": {name: _description(task, name) for name in task.benchmarks},
         "num_fewshot": 0,
-        "prefix_token": model.prefix_token_id,
+        "prefix_token": model.prefix_token,
         "max_length": model.max_length,
         "limit": task.limit,
         "seed": task.seed,
@@ -266,7 +274,7 @@ def evaluate(task: Task) -> Record:
     }
     measurements: list[Measurement] = []
     headlines = []
-    with _answers_kept(model, trained, settings) as answering:
+    with _answers_kept(model, trained) as answering:
         for number, (name, benchmark) in enumerate(task.benchmarks.items(), 1):
             logging.info("%s, %d of %d: %s, %s", task.suite, number, len(task.benchmarks), name, task.sources[name])
             random.seed(task.seed)
@@ -426,20 +434,18 @@ def _hushed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _answers_kept(model: Any, trained: Trained, settings: Mapping[str, Any]) -> Iterator[Any]:
+def _answers_kept(model: Any, trained: Trained) -> Iterator[Any]:
     """The model, its answers kept in the run's directory; those that are there already are not asked for.
 
-    In a bucket nothing is kept: a database file needs a file system.
+    In a bucket nothing is kept: a database needs a file system.
     """
     from lm_eval.api.model import CachingLM
 
     if is_remote(trained.workdir):
-        logging.warning("The run is in a bucket: an interrupted suite begins anew.")
+        logging.warning("the run is in a bucket: a suite that is interrupted begins anew")
         yield model
         return
-    # All that an answer depends on besides the question.
-    identity = [trained.config.to_dict(), __version__, settings["prefix_token"], settings["max_length"]]
-    digest = hashlib.sha256(strict_json.dumps(identity).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(strict_json.dumps(model.settings).encode()).hexdigest()[:16]
     path = Path(trained.workdir) / DIRECTORY / "cache" / f"step_{trained.step}-{digest}.db"
     kept = CachingLM(model, str(path))
     with contextlib.closing(kept.dbdict):

@@ -387,7 +387,9 @@ def test_the_command_line_on_eight_devices(runs, tasks, tmp_path):
     output = run_on_eight_devices(COMMAND, *flags, quick=True)
     assert "local_multiple_choice" in output
     samples = {
-        name: [json.loads(line) for path in tmp_path.rglob(f"samples_{name}_*") for line in path.read_text().splitlines()]
+        name: [
+            json.loads(line) for path in tmp_path.rglob(f"samples_{name}_*") for line in path.read_text().splitlines()
+        ]
         for name in TASKS
     }
     assert [len(samples[name]) for name in TASKS] == [4, 5, 4]

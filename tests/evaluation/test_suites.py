@@ -26,11 +26,20 @@ from interdomain_jax.evaluation.records import read_records
 from interdomain_jax.experiment import build_experiment
 from tests.evaluation.suite_rows import ROWS, write_rows
 from tests.network import network_raises
-from tests.quick import quick_environment
+from tests.quick import quick_environment, quick_jit
 
 ROOT = Path(__file__).parents[2]
 ONE = dict(data=1, fsdp=1, tensor=1, seq=1)
 EOS = 256
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_programs():
+    """Programs here are compiled fast and run slower: most of the time is compiling."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +71,7 @@ def workdir(tmp_path_factory):
     )
     workdirs.save_config(directory, config)
     model, _ = build_experiment(config)
-    params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    params = quick_jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     with checkpoints.open_checkpoints(directory) as opened:
         checkpoints.save(opened, 5, {checkpoints.PARAMS_ITEM: params}, {})
     return directory
@@ -190,6 +199,7 @@ def test_every_suite_from_end_to_end(workdir, data, tmp_path):
     """By the command line, with no network. lm-eval#1471, the prefix token is recorded; lm-eval#934, strict JSON."""
     names = list(suites.SUITES)
     arguments = [f"--workdir={workdir}", f"--suite={','.join(names)}", f"--suite_data={data}", "--limit=2"]
+    arguments.append("--max_length=1024")
     program = (
         network_raises("AssertionError")
         + f"""
@@ -284,6 +294,7 @@ def test_missing_data_gives_the_command(workdir, data, tmp_path, monkeypatch, ca
         (dict(suite="commonsense9"), "suite 'commonsense9' is unknown; known: commonsense8"),
         (dict(suite="lambada", limit=0), "limit"),
         (dict(suite="lambada", batch_size=0), "batch_size"),
+        (dict(suite="longbench14"), "longbench_gov_report asks for answers of 512 tokens, and max_length is 512"),
     ],
 )
 def test_bad_input_is_refused(workdir, data, settings, message):
