@@ -31,7 +31,9 @@ _LIMIT = flags.DEFINE_integer("limit", None, "Questions of each benchmark of a s
 _MAX_LENGTH = flags.DEFINE_integer(
     "max_length", None, "Most tokens that the model reads for a suite's question; the training context if not given."
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Requests of a suite that the model takes at a time.")
+_BATCH_SIZE = flags.DEFINE_string(
+    "batch_size", "auto", "Questions of a suite at a time; 'auto' for as many tokens as a training step reads."
+)
 _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
 
 

@@ -134,7 +134,7 @@ class Task(NamedTuple):
         suite: its name.
         benchmarks: the harness's tasks, by our names.
         sources: where their questions come from.
-        batch_size: requests that the model takes at a time; no result depends on it.
+        batch_size: requests that the model takes at a time, a number or "auto"; no result depends on it.
         limit: questions of each benchmark, from its first on; None for all.
         max_length, prefix_token: as `harness.InterdomainLM` takes them.
         seed: of every random choice.
@@ -145,7 +145,7 @@ class Task(NamedTuple):
     suite: str
     benchmarks: dict[str, Any]
     sources: dict[str, Source]
-    batch_size: int
+    batch_size: int | str
     limit: int | None
     max_length: int | None
     prefix_token: int | None
@@ -159,7 +159,7 @@ def prepare(
     *,
     suite: str,
     checkpoint: str = "latest",
-    batch_size: int = 8,
+    batch_size: int | str = "auto",
     limit: int | None = None,
     max_length: int | None = None,
     prefix_token: int | None = None,
@@ -173,7 +173,7 @@ def prepare(
         mesh_sizes: as `sharding.make_mesh` takes them; the run may have had others.
         suite: a name in `SUITES` or `ALIASES`.
         checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
-        batch_size: requests at a time.
+        batch_size: requests at a time, or "auto" for as many tokens as a training step reads.
         limit: questions of each benchmark, for a trial; None for all.
         max_length: most tokens that the model reads for a question, and its answer; None for the training context.
         prefix_token: behind which every text begins, an id; None for that of the end of a document.
@@ -185,10 +185,8 @@ def prepare(
         ValueError: an argument is out of range, the harness is not installed, or there are several processes.
     """
     name = suite_name(suite)
-    require_positive("batch_size", batch_size)
-    for field, value in (("limit", limit), ("max_length", max_length)):
-        if value is not None:
-            require_positive(field, value)
+    if limit is not None:
+        require_positive("limit", limit)
     if jax.process_count() > 1:
         raise ValueError(f"suite {name} runs in one process, and this run has {jax.process_count()} of them")
     found = sources(name)
@@ -198,8 +196,9 @@ def prepare(
             if not path.is_file():
                 raise FileNotFoundError(f"{_missing(name, source)}: {path} is not there; {_remedy(name, data)}")
     trained = find_trained(workdir, mesh_sizes, checkpoint)
-    length = trained.config.data.sequence_length if max_length is None else max_length
-    benchmarks = {each: _load(name, each, source, data) for each, source in found.items()}
+    # Without parameters it can do no more than check its arguments.
+    length = _model(trained, None, batch_size, max_length, prefix_token).max_length
+    benchmarks = {each: load_benchmark(name, each, source, data) for each, source in found.items()}
     for each, benchmark in benchmarks.items():
         answer = (benchmark.config.generation_kwargs or {}).get("max_gen_toks", 0)
         if answer >= length:
@@ -247,20 +246,50 @@ def sources(suite: str) -> dict[str, Source]:
     }
 
 
+def load_benchmark(suite: str, name: str, source: Source, data: epath.PathLike | None) -> Any:
+    """The harness's task, with its questions.
+
+    Args:
+        suite: for messages.
+        name: of the benchmark, ours.
+        source: of its questions.
+        data: the directory of local data; None for the hub.
+
+    Raises:
+        FileNotFoundError: the hub does not give the data set.
+        ValueError: the local file holds something else, or a package is missing.
+    """
+    task = BENCHMARKS[name].harness_task
+    # Zero-shot: of the splits, only the one that is asked about is read.
+    overrides: dict[str, Any] = {"task": task, "num_fewshot": 0, "fewshot_config": {"samples": []}}
+    if data is not None:
+        overrides |= {
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": {source.split: str(source.path(data))}},
+        }
+    try:
+        with _hushed():
+            # The harness overrides fields of its tasks in groups alone.
+            loaded = _task_manager([name]).load([{"group": suite, "task": [overrides]}])
+    except ImportError as error:
+        message = f"benchmark {name} needs more packages: pip install 'interdomain-jax[harness]' ({error})"
+        raise ValueError(message) from error
+    # What the hub, the files and the harness raise comes from many libraries.
+    except Exception as error:
+        if data is None:
+            raise hub_error(suite, source, error) from error
+        message = f"{source.path(data)} does not hold rows of {source}: {_reason(error)}"
+        raise ValueError(message) from error
+    return loaded["tasks"][task]
+
+
 def evaluate(task: Task) -> Record:
     """Restores the parameters and asks the questions; what an interrupted run has answered is not asked again."""
     from lm_eval import evaluate as ask
 
-    from interdomain_jax.evaluation.harness import InterdomainLM
-
     trained = task.trained
-    model = InterdomainLM.of(
-        trained,
-        trained.restore_params(),
-        batch_size=task.batch_size,
-        max_length=task.max_length,
-        prefix_token=task.prefix_token,
-    )
+    model = _model(trained, trained.restore_params(), task.batch_size, task.max_length, task.prefix_token)
     settings = {
         "suite": task.suite,
         "benchmarks": {name: _description(task, name) for name in task.benchmarks},
@@ -392,31 +421,12 @@ def _task_manager(names: Sequence[str]) -> Any:
     )
 
 
-def _load(suite: str, name: str, source: Source, data: epath.PathLike | None) -> Any:
-    """A benchmark with its questions."""
-    task = BENCHMARKS[name].harness_task
-    # Zero-shot: of the splits, only the one that is asked about is read.
-    overrides: dict[str, Any] = {"task": task, "num_fewshot": 0, "fewshot_config": {"samples": []}}
-    if data is not None:
-        overrides |= {
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {"data_files": {source.split: str(source.path(data))}},
-        }
-    try:
-        with _hushed():
-            # The harness overrides fields of its tasks in groups alone.
-            loaded = _task_manager([name]).load([{"group": suite, "task": [overrides]}])
-    except ImportError as error:
-        message = f"benchmark {name} needs more packages: pip install 'interdomain-jax[harness]' ({error})"
-        raise ValueError(message) from error
-    # What the hub, the files and the harness raise comes from many libraries.
-    except Exception as error:
-        if data is None:
-            raise hub_error(suite, source, error) from error
-        message = f"{source.path(data)} does not hold rows of {source}: {_reason(error)}"
-        raise ValueError(message) from error
-    return loaded["tasks"][task]
+def _model(
+    trained: Trained, params: Any, batch_size: int | str, max_length: int | None, prefix_token: int | None
+) -> Any:
+    from interdomain_jax.evaluation.harness import InterdomainLM
+
+    return InterdomainLM.of(trained, params, batch_size=batch_size, max_length=max_length, prefix_token=prefix_token)
 
 
 @contextlib.contextmanager

@@ -20,8 +20,7 @@ from lm_eval.api.model import LM
 from configs import tiny
 from interdomain_jax import checkpoints, cli
 from interdomain_jax import workdir as workdirs
-from interdomain_jax.evaluation import suite_data, suites
-from interdomain_jax.evaluation.harness import InterdomainLM
+from interdomain_jax.evaluation import harness, likelihoods, suite_data, suites
 from interdomain_jax.evaluation.records import read_records
 from interdomain_jax.experiment import build_experiment
 from tests.evaluation.suite_rows import ROWS, write_rows
@@ -93,7 +92,7 @@ class Scripted(LM):
 def measured(name, data, answers):
     """What a benchmark measures of these answers to its rows, by metric."""
     (source,) = [each for suite in suites.SUITES for key, each in suites.sources(suite).items() if key == name][:1]
-    task = suites._load("test", name, source, data)
+    task = suites.load_benchmark("test", name, source, data)
     results = evaluate(Scripted(answers), {"tasks": {task.config.task: task}}, bootstrap_iters=0)
     return {each.metric: each for each in suites.measure(name, results)}
 
@@ -174,7 +173,7 @@ def test_recall_tasks_equal_the_harness_own(data, name):
         def download(self, *_, **__):
             self.dataset = {"validation": rows}
 
-    local, ours = Local(), suites._load("based-recall", name, source, data)
+    local, ours = Local(), suites.load_benchmark("based-recall", name, source, data)
     for task in (local, ours):
         task.build_all_requests(limit=None, rank=0, world_size=1)
     for here, there in zip(ours.instances, local.instances, strict=True):
@@ -234,45 +233,37 @@ runpy.run_path("eval.py", run_name="__main__")
     assert "commonsense8, 2 of 8: piqa" in done.stderr
 
 
-def prepared(workdir, data, **settings):
-    return suites.prepare(workdir, ONE, suite="commonsense", data=data, limit=2, **settings)
+def asking(run, data, stop_after=math.inf, **settings):
+    """Runs a suite, and counts the questions that the model is asked; after so many of them it is interrupted."""
+    asked = []
 
+    def count(*args, **kwargs):
+        for each in likelihoods.continuation_likelihoods(*args, **kwargs):
+            if len(asked) == stop_after:
+                raise KeyboardInterrupt
+            asked.append(each)
+            yield each
 
-def counting(patch, stop_after=None):
-    """Counts the questions that the model answers; it is interrupted after some batches of them."""
-    answered, likelihoods = [], InterdomainLM.loglikelihood
-
-    def count(self, requests, *args, **kwargs):
-        if stop_after is not None and len(answered) >= stop_after:
-            raise KeyboardInterrupt
-        answered.extend(requests)
-        return likelihoods(self, requests, *args, **kwargs)
-
-    patch.setattr(InterdomainLM, "loglikelihood", count)
-    return answered
+    record = None
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(harness, "continuation_likelihoods", count)
+        record = suites.evaluate(suites.prepare(run, ONE, suite="commonsense", data=data, limit=2, **settings))
+    return record, len(asked)
 
 
 def test_an_interrupted_suite_goes_on(workdir, data, tmp_path):
-    """What was answered is kept in the run's directory; another prefix token makes other questions (lm-eval#1471)."""
-    run = tmp_path / "run"
-    workdirs.copy_files(workdir, epath.Path(run))
-    with pytest.MonkeyPatch.context() as patch:
-        first = counting(patch, stop_after=7)
-        with pytest.raises(KeyboardInterrupt):
-            suites.evaluate(prepared(run, data))
-    with pytest.MonkeyPatch.context() as patch:
-        rest = counting(patch)
-        record = suites.evaluate(prepared(run, data))
-    with pytest.MonkeyPatch.context() as patch:
-        again = counting(patch)
-        assert suites.evaluate(prepared(run, data, batch_size=1)).measurements == record.measurements
-    with pytest.MonkeyPatch.context() as patch:
-        every = counting(patch)
-        other = suites.evaluate(prepared(run, data, prefix_token=10))
-    assert other.settings["prefix_token"] == 10
-    assert 0 < len(first) < len(every)
-    assert not again
-    assert len(first) + len(rest) == len(every)
+    """In the middle of a benchmark; and another prefix token makes other questions (lm-eval#1471)."""
+    run = epath.Path(tmp_path / "run")
+    workdirs.copy_files(workdir, run)
+    stopped, before = asking(run, data, stop_after=9)
+    assert stopped is None
+    record, after = asking(run, data)
+    other, every = asking(run, data, prefix_token=10)
+    assert (before, before + after) == (9, every)
+    assert (record.settings["prefix_token"], other.settings["prefix_token"]) == (EOS, 10)
+    again, repeated = asking(run, data, batch_size=2)
+    assert repeated == 0
+    assert again.measurements == record.measurements
 
 
 def test_missing_data_gives_the_command(workdir, data, tmp_path, monkeypatch, capsys):
@@ -294,6 +285,7 @@ def test_missing_data_gives_the_command(workdir, data, tmp_path, monkeypatch, ca
         (dict(suite="commonsense9"), "suite 'commonsense9' is unknown; known: commonsense8"),
         (dict(suite="lambada", limit=0), "limit"),
         (dict(suite="lambada", batch_size=0), "batch_size"),
+        (dict(suite="lambada", prefix_token=257), "prefix_token"),
         (dict(suite="longbench14"), "longbench_gov_report asks for answers of 512 tokens, and max_length is 512"),
     ],
 )
