@@ -294,6 +294,12 @@ def test_bad_input_is_refused(workdir, data, settings, message):
         suites.prepare(workdir, ONE, data=data, **settings)
 
 
+def test_several_processes_are_refused(workdir, data, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="suite lambada runs in one process, and this run has 2 of them"):
+        suites.prepare(workdir, ONE, suite="lambada", data=data)
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"sentence": "no text"}\n'])
 def test_files_that_hold_something_else_are_named(workdir, data, tmp_path, content):
     path = suites.sources("lambada")["lambada"].path(tmp_path)
@@ -306,12 +312,14 @@ def test_files_that_hold_something_else_are_named(workdir, data, tmp_path, conte
 def test_data_sets_are_got_once(tmp_path, monkeypatch):
     """A directory of the data set's name stands for it on the hub."""
     source = suites.sources("lambada")["lambada"]
-    (tmp_path / source.dataset).mkdir(parents=True)
-    (tmp_path / source.dataset / "test.jsonl").write_text('{"text": "one café"}\n{"text": "two \\"words\\""}\n')
+    hub = tmp_path / source.dataset / "test.jsonl"
+    hub.parent.mkdir(parents=True)
+    hub.write_text('{"text": "one café"}\n{"text": "two \\"words\\""}\n')
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        suite_data.write_rows("lambada", source, "got")
-        rows = [json.loads(line) for line in source.path("got").read_text().splitlines()]
-        assert rows == [{"text": "one café"}, {"text": 'two "words"'}]
-        with contextlib.suppress(FileNotFoundError):
-            (tmp_path / source.dataset / "test.jsonl").unlink()
+    from_hub = suites.load_benchmark("lambada", "lambada", source, None)
+    suite_data.write_rows("lambada", source, "got")
+    hub.unlink()
+    suite_data.write_rows("lambada", source, "got")
+    assert source.path("got").read_text(encoding="utf-8") == '{"text":"one café"}\n{"text":"two \\"words\\""}\n'
+    from_files = suites.load_benchmark("lambada", "lambada", source, "got")
+    assert list(from_hub.eval_docs) == list(from_files.eval_docs) == [{"text": "one café"}, {"text": 'two "words"'}]
