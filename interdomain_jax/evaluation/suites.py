@@ -37,6 +37,7 @@ OUR_TASKS = Path(__file__).parent / "tasks"
 
 _ACCURACY = (("acc", "accuracy"),)
 _NORMALISED = (("acc_norm", "accuracy_norm"), ("acc", "accuracy"))
+_NOT_NORMALISED = _NORMALISED[::-1]
 _CONTAINS = (("contains", "contains"),)
 _SCORE = (("score", "score"),)
 
@@ -74,10 +75,10 @@ _LONGBENCH = (
 
 BENCHMARKS = {
     "lambada": Benchmark("lambada_openai", "lambada", (("acc", "accuracy"), ("perplexity", "perplexity"))),
-    "piqa": Benchmark("piqa", "piqa", _ACCURACY),
+    "piqa": Benchmark("piqa", "piqa", _NOT_NORMALISED),
     "hellaswag": Benchmark("hellaswag", "hellaswag", _NORMALISED),
     "winogrande": Benchmark("winogrande", "winogrande", _ACCURACY),
-    "arc_easy": Benchmark("arc_easy", "arc", _ACCURACY),
+    "arc_easy": Benchmark("arc_easy", "arc", _NOT_NORMALISED),
     "arc_challenge": Benchmark("arc_challenge", "arc", _NORMALISED),
     "siqa": Benchmark("social_iqa", "siqa", _ACCURACY),
     "boolq": Benchmark("boolq", "super_glue/boolq", _ACCURACY),
