@@ -49,7 +49,7 @@ class Completion(NamedTuple):
     Attributes:
         tokens: ids, without the stop sequence.
         log_probabilities: of each of them, in nats, under the model itself: before any filter or temperature.
-        finish_reason: "stop" if a stop sequence came, "length" if not.
+        finish_reason: "stop" if a stop sequence came or `on_tokens` ended it, "length" if not.
     """
 
     tokens: list[int]

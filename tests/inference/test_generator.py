@@ -137,6 +137,25 @@ def test_company_changes_nothing(mixers):
     assert own._decode._cache_size() <= 2 * 2 * 2 * 2
 
 
+@pytest.mark.parametrize("mixers", [("interdomain",), ("softmax",)], ids="-".join)
+def test_a_request_ends_when_enough_is_told(mixers):
+    """The others go on as if nothing had been."""
+    requests = [Request(prompt, 40, seed=number) for number, prompt in enumerate(prompts_of(3, 5, 9))]
+    whole = generator(mixers).generate(requests)
+    told = {number: [] for number in range(len(requests))}
+
+    def on_tokens(number, tokens):
+        told[number] += tokens
+        return number == 1 and len(told[1]) >= 10
+
+    ended = generator(mixers).generate(requests, on_tokens=on_tokens, stream_every=4)
+    assert [each.finish_reason for each in ended] == ["length", "stop", "length"]
+    # One token, and then four at a time.
+    assert ended[1].tokens == told[1] == whole[1].tokens[:13]
+    assert [ended[0], ended[2]] == [whole[0], whole[2]]
+    assert (told[0], told[2]) == (whole[0].tokens, whole[2].tokens)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_a_stop_sequence_ends_the_text_where_it_first_occurs(length):
     (prompt,) = prompts_of(7)
