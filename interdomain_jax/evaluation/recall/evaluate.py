@@ -1,0 +1,311 @@
+"""Recall of a trained checkpoint on tasks that are made here: needle and phonebook in text, the others in tokens.
+
+A task is measured at several sizes. What is done of an evaluation that was interrupted lies beside its record and is
+not done again:
+
+    <workdir>/evaluations/<name>.partial
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from interdomain_jax import sharding, strict_json
+from interdomain_jax.evaluation.recall.accuracy import (
+    answer_questions,
+    answer_sequences,
+    contains,
+    first_line_equals,
+    make_count_correct,
+    mean_and_error,
+)
+from interdomain_jax.evaluation.recall.induction_heads import TEST_LENGTHS, induction_heads
+from interdomain_jax.evaluation.recall.mqar import GRID, mqar
+from interdomain_jax.evaluation.recall.needle import CONTEXTS, RULER_ANSWER_TOKENS, needle
+from interdomain_jax.evaluation.recall.phonebook import ENTRIES, phonebook
+from interdomain_jax.evaluation.recall.questions import Question
+from interdomain_jax.evaluation.recall.selective_copying import LENGTH, selective_copying
+from interdomain_jax.evaluation.recall.sequences import Sequences
+from interdomain_jax.evaluation.records import Measurement, Record, make_record, record_path
+from interdomain_jax.experiment import require_positive
+from interdomain_jax.inference import Generator, Request
+from interdomain_jax.inference.texts import prompt_ids
+from interdomain_jax.modules.softmax import require_whole_rows
+from interdomain_jax.trained import Trained, find_trained
+from interdomain_jax.version import code_version
+
+COUNT = 200
+"""Questions of each size: the shares in the paper's table are multiples of 1/200."""
+
+PHONEBOOK_ANSWER_TOKENS = 50
+"""Generated for a phone number, of which the first line counts, as in Jelassi et al. 2024."""
+
+# More than any text has.
+_NO_BUDGET = 10**9
+
+
+class TextTask(NamedTuple):
+    """A task that is answered by generating.
+
+    Attributes:
+        sizes: usual ones.
+        answer_tokens: that are generated, at most.
+        match: when an answer is right.
+    """
+
+    sizes: tuple[int, ...]
+    answer_tokens: int
+    match: Callable[[str, str], bool]
+
+
+TEXT_TASKS = {
+    "needle": TextTask(CONTEXTS, RULER_ANSWER_TOKENS, contains),
+    "phonebook": TextTask(ENTRIES, PHONEBOOK_ANSWER_TOKENS, first_line_equals),
+}
+TOKEN_TASKS: dict[str, tuple[int, ...]] = {
+    "mqar": tuple(part.length for part in GRID),
+    "selective_copying": (LENGTH,),
+    "induction_heads": TEST_LENGTHS[:8],
+}
+"""The tasks of tokens, with their usual lengths; of induction heads those up to 8,192."""
+
+TASKS = (*TEXT_TASKS, *TOKEN_TASKS)
+TASKS_OF_ANY_LENGTH = ("needle", "selective_copying", "induction_heads")
+
+
+class TextCell(NamedTuple):
+    """The questions of a task of text at one size; the answers as the text goes on."""
+
+    task: str
+    at: int
+    requests: list[Request]
+    answers: list[str]
+
+
+class TokenCell(NamedTuple):
+    """The sequences of a task of tokens at one length."""
+
+    task: str
+    at: int
+    sequences: Sequences
+
+
+class Task(NamedTuple):
+    """A checkpoint and what it is asked, its inputs checked; nothing is compiled yet.
+
+    Attributes:
+        trained: the checkpoint.
+        cells: the questions, task by task and size by size.
+        samples: questions, or sequences, of a cell.
+        seed: of all that is drawn.
+        batch_size: rows at a time, over all devices.
+    """
+
+    trained: Trained
+    cells: tuple[TextCell | TokenCell, ...]
+    samples: int
+    seed: int
+    batch_size: int
+
+
+def prepare(
+    workdir: epath.PathLike,
+    mesh_sizes: Mapping[str, int],
+    *,
+    tasks: Sequence[str],
+    checkpoint: str = "latest",
+    lengths: Sequence[int] | None = None,
+    entries: Sequence[int] | None = None,
+    count: int = COUNT,
+    seed: int = 0,
+    batch_size: int = 16,
+) -> Task:
+    """Checks that `workdir` holds a checkpoint that can be asked, and makes the questions.
+
+    Args:
+        workdir: of the run.
+        mesh_sizes: as `sharding.make_mesh` takes them; the run may have had others.
+        tasks: names from `TASKS`.
+        checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
+        lengths: tokens of needle's context, the answer's room in it, and of the sequences of selective copying and
+            induction heads; None for the usual ones of each.
+        entries: of the phonebooks; None for the paper's.
+        count: questions, or sequences, at each size.
+        seed: of all that is drawn.
+        batch_size: rows at a time, rounded up to a multiple of `sharding.row_parts`: memory grows with it, and nothing
+            else depends on it.
+
+    Raises:
+        FileNotFoundError: there is no run or no checkpoint, or its tokenizer's file is gone.
+        ValueError: an argument is out of its range or of no use, or the model or the mesh does not suit a task.
+    """
+    unknown = [name for name in tasks if name not in TASKS]
+    if unknown or not tasks:
+        raise ValueError(f"recall tasks are {tuple(tasks)}; they must be names from {TASKS}, at least one")
+    if lengths is not None and not {*tasks} & {*TASKS_OF_ANY_LENGTH}:
+        raise ValueError(f"recall lengths are {tuple(lengths)}; of the tasks only {TASKS_OF_ANY_LENGTH} take them")
+    if entries is not None and "phonebook" not in tasks:
+        raise ValueError(f"recall entries are {tuple(entries)}; of the tasks only phonebook takes them")
+    for field, value in (("recall count", count), ("recall batch_size", batch_size)):
+        require_positive(field, value)
+    trained = find_trained(workdir, mesh_sizes, checkpoint)
+    parts = sharding.row_parts(trained.mesh)
+    cells = []
+    for name in dict.fromkeys(tasks):
+        sizes = TEXT_TASKS[name].sizes if name in TEXT_TASKS else TOKEN_TASKS[name]
+        if name == "phonebook":
+            sizes = sizes if entries is None else tuple(entries)
+        elif lengths is not None and name in TASKS_OF_ANY_LENGTH:
+            sizes = tuple(lengths)
+        make = _text_cell if name in TEXT_TASKS else _token_cell
+        for at in dict.fromkeys(sizes):
+            try:
+                cells.append(make(trained, name, at, count, seed))
+            except ValueError as error:
+                raise ValueError(f"recall task {name} at {at}: {error}") from error
+    return Task(trained, tuple(cells), count, seed, -(-batch_size // parts) * parts)
+
+
+def evaluate(task: Task) -> Record:
+    """Restores the parameters and asks everything that an interrupted evaluation of the same kind has not asked.
+
+    Accuracies are means over the questions, or over the sequences, of a cell; so are their standard errors.
+    """
+    trained = task.trained
+    names = tuple(dict.fromkeys(cell.task for cell in task.cells))
+    name = "_".join(("recall", *names))
+    partial = record_path(trained.workdir, name).with_suffix(".partial")
+    # What a number depends on, beside its task and size.
+    key = {"step": trained.step, "count": task.samples, "seed": task.seed, "versions": code_version()}
+    done = _read_partial(partial, key)
+    left = [cell for cell in task.cells if (cell.task, cell.at) not in done]
+    if len(left) < len(task.cells):
+        logging.info("%d of %d parts are done already", len(task.cells) - len(left), len(task.cells))
+    is_first = jax.process_index() == 0
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        # Log lines take its place.
+        disable=not (is_first and console.is_terminal),
+        expand=True,
+    )
+    answer = _make_answer(task) if left else None
+    with progress:
+        bar = progress.add_task("compiling", total=task.samples * len(left))
+        for cell in left:
+            assert answer is not None
+            shares = []
+            for batch in answer(cell):
+                shares.append(batch)
+                progress.update(bar, advance=len(batch), description=f"{cell.task} at {cell.at:,}")
+            value, error = mean_and_error(np.concatenate(shares))
+            measurement = Measurement(cell.task, "accuracy", value, task.samples, at=cell.at, error=error)
+            done[cell.task, cell.at] = measurement
+            if is_first:
+                logging.info("%s at %s: %.1f %% of %d", cell.task, f"{cell.at:,}", 100 * value, task.samples)
+                partial.parent.mkdir(parents=True, exist_ok=True)
+                strict_json.write(partial, {"key": key, "done": [each._asdict() for each in done.values()]})
+    settings = {
+        "tasks": {name: [cell.at for cell in task.cells if cell.task == name] for name in names},
+        "count": task.samples,
+        "seed": task.seed,
+        "answer_tokens": {name: TEXT_TASKS[name].answer_tokens for name in names if name in TEXT_TASKS},
+        "match": {name: TEXT_TASKS[name].match.__name__ if name in TEXT_TASKS else "argmax" for name in names},
+    }
+    measurements = [done[cell.task, cell.at] for cell in task.cells]
+    record = make_record("recall", name, trained, settings, measurements)
+    if is_first:
+        partial.unlink(missing_ok=True)
+    return record
+
+
+def _text_cell(trained: Trained, name: str, at: int, count: int, seed: int) -> TextCell:
+    if jax.process_count() > 1:
+        raise ValueError(f"a task of text is for one process; there are {jax.process_count()}")
+    if trained.mesh.shape["seq"] > 1:
+        raise ValueError(
+            f"mesh.seq is {trained.mesh.shape['seq']}; tokens that come one by one cannot be split: set it to 1"
+        )
+    tokenizer, answer_tokens = trained.tokenizer, TEXT_TASKS[name].answer_tokens
+    questions: list[Question]
+    if name == "needle":
+        questions = needle(tokenizer, budget=at, count=count, seed=seed, answer_tokens=answer_tokens)
+    else:
+        questions = phonebook(tokenizer, entries=at, budget=_NO_BUDGET, count=count, seed=seed)
+    requests = [
+        Request(prompt_ids(tokenizer, question.prompt), answer_tokens, stop=((tokenizer.eos_id,),))
+        for question in questions
+    ]
+    return TextCell(name, at, requests, [question.answer for question in questions])
+
+
+def _token_cell(trained: Trained, name: str, at: int, count: int, seed: int) -> TokenCell:
+    mesh = trained.mesh
+    if name == "mqar":
+        (part,) = [part for part in GRID if part.length == at]
+        sequences = mqar(part._replace(sequences=count), seed=seed)
+    elif name == "selective_copying":
+        sequences = selective_copying(count, seed=seed, length=at)
+    else:
+        sequences = induction_heads(count, seed=seed, length=at)
+    largest, vocab_size = int(sequences.tokens.max()), trained.model.vocab_size
+    if largest >= vocab_size:
+        raise ValueError(f"the task has a token {largest}; the model has {vocab_size} ids, and must have more")
+    if at % mesh.shape["seq"]:
+        raise ValueError(f"mesh.seq is {mesh.shape['seq']}; it must divide the length")
+    if "softmax" in trained.model.mixers:
+        sharding.on_mesh(require_whole_rows, mesh)()
+    return TokenCell(name, at, sequences)
+
+
+def _make_answer(task: Task) -> Callable[[TextCell | TokenCell], Iterator[np.ndarray]]:
+    """The function from a cell to the shares of right answers, batch by batch; all cells share its programs."""
+    trained = task.trained
+    params = trained.restore_params()
+    prompts = [request for cell in task.cells if isinstance(cell, TextCell) for request in cell.requests]
+    count_correct = make_count_correct(trained.model, trained.mesh)
+    generator: Generator | None = None
+    if prompts:
+        generator = Generator(
+            trained.model,
+            params,
+            trained.mesh,
+            batch_size=task.batch_size,
+            max_length=max(len(request.prompt) + request.max_new_tokens for request in prompts),
+        )
+
+    def answer(cell: TextCell | TokenCell) -> Iterator[np.ndarray]:
+        if isinstance(cell, TokenCell):
+            return answer_sequences(count_correct, params, cell.sequences, trained.mesh, batch_size=task.batch_size)
+        assert generator is not None
+        match = TEXT_TASKS[cell.task].match
+        return answer_questions(
+            generator, trained.tokenizer, cell.requests, cell.answers, match, batch_size=task.batch_size
+        )
+
+    return answer
+
+
+def _read_partial(path: epath.Path, key: Mapping[str, Any]) -> dict[tuple[str, int | None], Measurement]:
+    """What was measured under the same key; nothing if there is no such file, or one that cannot be read."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+        if content["key"] != json.loads(strict_json.dumps(key)):
+            return {}
+        measurements = [Measurement(**each) for each in content["done"]]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {(each.task, each.at): each for each in measurements}
