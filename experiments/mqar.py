@@ -42,7 +42,7 @@ from interdomain_jax.version import code_version
 _MIXERS = flags.DEFINE_list("mixers", ["softmax", "interdomain", "s4d"], "Mixers, each in models of its own.")
 _LEARNING_RATES = flags.DEFINE_list("learning_rates", ["3e-3"], "Peak rates; a mixer is shown at its best one.")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Of the parameters and of all sequences.")
-_NUM_STEPS = flags.DEFINE_integer("num_steps", 1_600, "Updates of a run.", lower_bound=2)
+_NUM_STEPS = flags.DEFINE_integer("num_steps", 1_200, "Updates of a run.", lower_bound=2)
 _OUTPUT = flags.DEFINE_string("output", "experiments/results", "Directory of the results.")
 
 VOCAB_SIZE = 64
@@ -186,9 +186,9 @@ def as_markdown(runs: Sequence[Run], header: Mapping[str, Any]) -> str:
     lines = [
         "# Multi-query associative recall",
         "",
-        f"Accuracy in per cent by length and pairs. Models of {min(sizes):,} to {max(sizes):,} parameters in two layers, "
-        f"trained with {header['num_steps']:,} updates of {header['batch_size']} sequences, as many of each of the kinds "
-        f"{' / '.join(f'{length}, {pairs}' for length, pairs in TRAINING_LENGTHS_AND_PAIRS)}; tested on "
+        f"Accuracy in per cent by length, pairs. Models of {min(sizes):,} to {max(sizes):,} parameters in two layers, "
+        f"trained with {header['num_steps']:,} updates of {header['batch_size']} sequences, as many of each of "
+        f"the kinds {' / '.join(f'{length}, {pairs}' for length, pairs in TRAINING_LENGTHS_AND_PAIRS)}; tested on "
         f"{TEST_SEQUENCES:,} others of each kind. The mean over the seeds, in brackets the smallest and the largest.",
         "",
         f"| mixer | peak rate | seeds | loss | {' | '.join(kinds)} |",
