@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from interdomain_jax import sharding, strict_json
+from interdomain_jax.evaluation.recall import induction_heads, mqar, selective_copying
 from interdomain_jax.evaluation.recall.accuracy import (
     answer_questions,
     answer_sequences,
@@ -26,12 +27,9 @@ from interdomain_jax.evaluation.recall.accuracy import (
     make_count_correct,
     mean_and_error,
 )
-from interdomain_jax.evaluation.recall.induction_heads import TEST_LENGTHS, induction_heads
-from interdomain_jax.evaluation.recall.mqar import GRID, mqar
 from interdomain_jax.evaluation.recall.needle import CONTEXTS, RULER_ANSWER_TOKENS, needle
 from interdomain_jax.evaluation.recall.phonebook import ENTRIES, phonebook
 from interdomain_jax.evaluation.recall.questions import Question
-from interdomain_jax.evaluation.recall.selective_copying import LENGTH, selective_copying
 from interdomain_jax.evaluation.recall.sequences import Sequences
 from interdomain_jax.evaluation.records import Measurement, Record, make_record, record_path
 from interdomain_jax.experiment import require_positive
@@ -65,17 +63,28 @@ class TextTask(NamedTuple):
     match: Callable[[str, str], bool]
 
 
+class TokenTask(NamedTuple):
+    """A task that is answered by the most likely tokens.
+
+    Attributes:
+        sizes: usual lengths.
+        vocab_size: its ids are below it.
+    """
+
+    sizes: tuple[int, ...]
+    vocab_size: int
+
+
 TEXT_TASKS = {
     "needle": TextTask(CONTEXTS, RULER_ANSWER_TOKENS, contains),
     "phonebook": TextTask(ENTRIES, PHONEBOOK_ANSWER_TOKENS, first_line_equals),
 }
-TOKEN_TASKS: dict[str, tuple[int, ...]] = {
-    "mqar": tuple(part.length for part in GRID),
-    "selective_copying": (LENGTH,),
-    "induction_heads": TEST_LENGTHS[:8],
+TOKEN_TASKS = {
+    "mqar": TokenTask(tuple(part.length for part in mqar.GRID), mqar.VOCAB_SIZE),
+    "selective_copying": TokenTask((selective_copying.LENGTH,), selective_copying.VOCAB_SIZE),
+    # Up to 8,192; longer ones can be asked for.
+    "induction_heads": TokenTask(induction_heads.TEST_LENGTHS[:8], induction_heads.VOCAB_SIZE),
 }
-"""The tasks of tokens, with their usual lengths; of induction heads those up to 8,192."""
-
 TASKS = (*TEXT_TASKS, *TOKEN_TASKS)
 TASKS_OF_ANY_LENGTH = ("needle", "selective_copying", "induction_heads")
 
@@ -159,7 +168,7 @@ def prepare(
     parts = sharding.row_parts(trained.mesh)
     cells = []
     for name in dict.fromkeys(tasks):
-        sizes = TEXT_TASKS[name].sizes if name in TEXT_TASKS else TOKEN_TASKS[name]
+        sizes = TEXT_TASKS[name].sizes if name in TEXT_TASKS else TOKEN_TASKS[name].sizes
         if name == "phonebook":
             sizes = sizes if entries is None else tuple(entries)
         elif lengths is not None and name in TASKS_OF_ANY_LENGTH:
@@ -251,21 +260,20 @@ def _text_cell(trained: Trained, name: str, at: int, count: int, seed: int) -> T
 
 
 def _token_cell(trained: Trained, name: str, at: int, count: int, seed: int) -> TokenCell:
-    mesh = trained.mesh
-    if name == "mqar":
-        (part,) = [part for part in GRID if part.length == at]
-        sequences = mqar(part._replace(sequences=count), seed=seed)
-    elif name == "selective_copying":
-        sequences = selective_copying(count, seed=seed, length=at)
-    else:
-        sequences = induction_heads(count, seed=seed, length=at)
-    largest, vocab_size = int(sequences.tokens.max()), trained.model.vocab_size
-    if largest >= vocab_size:
-        raise ValueError(f"the task has a token {largest}; the model has {vocab_size} ids, and must have more")
+    mesh, model, vocab_size = trained.mesh, trained.model, TOKEN_TASKS[name].vocab_size
+    if model.vocab_size < vocab_size:
+        raise ValueError(f"model.vocab_size is {model.vocab_size}; the task has {vocab_size} ids, and needs as many")
     if at % mesh.shape["seq"]:
         raise ValueError(f"mesh.seq is {mesh.shape['seq']}; it must divide the length")
-    if "softmax" in trained.model.mixers:
+    if "softmax" in model.mixers:
         sharding.on_mesh(require_whole_rows, mesh)()
+    if name == "mqar":
+        (part,) = [part for part in mqar.GRID if part.length == at]
+        sequences = mqar.mqar(part._replace(sequences=count), seed=seed)
+    elif name == "selective_copying":
+        sequences = selective_copying.selective_copying(count, seed=seed, length=at)
+    else:
+        sequences = induction_heads.induction_heads(count, seed=seed, length=at)
     return TokenCell(name, at, sequences)
 
 
