@@ -264,10 +264,19 @@ def test_arguments_out_of_range_are_refused_in_a_sentence(workdir, changes, mess
     assert "\n" not in str(caught.value)
 
 
-def test_eval_py_writes_a_record(workdir):
-    flags = ["--recall=induction_heads", "--recall_lengths=64,128", "--recall_count=9", "--recall_seed=3"]
+def run_eval(workdir, *flags):
     command = [sys.executable, "eval.py", f"--workdir={workdir}", *flags]
-    done = subprocess.run(command, cwd=ROOT, env=quick_environment(), capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, env=quick_environment(), capture_output=True, text=True)
+
+
+def test_eval_py_writes_a_record(workdir):
+    done = run_eval(
+        workdir,
+        "--recall=induction_heads",
+        "--recall_lengths=64,128",
+        "--recall_count=9",
+        "--recall_seed=3",
+    )
     assert done.returncode == 0, done.stderr
     assert "induction_heads at 128: " in done.stderr
     (record,) = read_records(workdir)
@@ -275,3 +284,19 @@ def test_eval_py_writes_a_record(workdir):
     assert record.settings["tasks"] == {"induction_heads": [64, 128]}
     asked = [(each.at, each.metric, each.samples) for each in record.measurements]
     assert asked == [(64, "accuracy", 9), (128, "accuracy", 9)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--recall_count=9",), "--recall_count goes only with --recall"),
+        (("--recall=mqar", "--max_tokens=9"), "--max_tokens is of no use with --recall"),
+        (
+            ("--recall=needle", "--recall_lengths=1k"),
+            "--recall_lengths=1k; it must be whole numbers with commas between",
+        ),
+    ],
+)
+def test_bad_flags_are_told_in_a_sentence(flags, message):
+    done = run_eval("nowhere", *flags)
+    assert (done.returncode, done.stderr) == (1, f"eval.py: {message}\n")
