@@ -28,7 +28,7 @@ test-thorough: $(VENV)/dev
 test-slow: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow
 
-# The tests that compile for accelerators that are not there. Give them an environment of their own, VENV=.venv-compilers:
+# The tests that compile for accelerators that are not there. They are best in an environment of their own, VENV=.venv-compilers:
 # with their packages in it, jax looks for a TPU and a GPU each time it starts.
 test-compiled: $(VENV)/dev $(VENV)/compilers
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal -m compiled

@@ -2,10 +2,12 @@
 
     python eval.py --workdir=runs/tiny
     python eval.py --workdir=runs/tiny --recall=needle,phonebook
+    python eval.py --report=reports/tiny --runs=runs/tiny,runs/tiny_s4d
 
-The first prints a table, and writes `eval.json` and `eval.png` beside the checkpoint; the second asks recall tasks
+Prints a table, and writes `eval.json` and `eval.png` beside the checkpoint; with `--recall` it asks recall tasks
 instead, and writes a record into `evaluations/`. The devices may be laid out in any mesh, such as `--mesh.fsdp=8
---mesh.data=1`, whatever the run had.
+--mesh.data=1`, whatever the run had. `--report` gathers what was evaluated in many runs into the paper's tables and
+figures; it evaluates nothing.
 """
 
 from collections.abc import Sequence
@@ -16,12 +18,12 @@ from etils import epath
 from ml_collections import config_flags
 
 from interdomain_jax import cli, sharding
-from interdomain_jax.evaluation import perplexity, report
+from interdomain_jax.evaluation import perplexity, report, table_files, tables
 from interdomain_jax.evaluation.recall import evaluate as recall
 from interdomain_jax.evaluation.records import write_record
 from interdomain_jax.preemption import Notice
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run to evaluate.", required=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run to evaluate.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "'latest', 'best' (on validation), or the number of a step.")
 _MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", None, "Tokens to score, from the start of the split; all of it if not given."
@@ -34,54 +36,83 @@ _RECALL_ENTRIES = flags.DEFINE_list("recall_entries", None, "Entries of the phon
 _RECALL_COUNT = flags.DEFINE_integer("recall_count", recall.COUNT, "Questions at each size.")
 _RECALL_SEED = flags.DEFINE_integer("recall_seed", 0, "Of the questions.")
 _RECALL_BATCH_SIZE = flags.DEFINE_integer("recall_batch_size", 16, "Questions at a time; more need more memory.")
+_REPORT = flags.DEFINE_string(
+    "report", None, "Directory for the tables and figures of --runs, beside the paper's; evaluates nothing."
+)
+_RUNS = flags.DEFINE_list("runs", None, "Directories of the runs that --report gathers, with commas between them.")
 _MESH = config_flags.DEFINE_config_dict("mesh", sharding.mesh_config(), "The layout of the devices.")
 
 
-def main(_: list[str]) -> None:
-    notice = Notice()
-    workdir = epath.Path(_WORKDIR.value)
+def write_report() -> None:
+    """Gathers the runs of the flags into the report's directory."""
     with cli.exit_on_bad_input():
-        _check_flags()
-        cli.join_processes(workdir, notice)
-        if _RECALL.value is None:
-            task = perplexity.prepare(workdir, _MESH.value, checkpoint=_CHECKPOINT.value, max_tokens=_MAX_TOKENS.value)
-        else:
-            recall_task = recall.prepare(
-                workdir,
-                _MESH.value,
-                tasks=_RECALL.value,
-                checkpoint=_CHECKPOINT.value,
-                lengths=_whole_numbers("recall_lengths", _RECALL_LENGTHS.value),
-                entries=_whole_numbers("recall_entries", _RECALL_ENTRIES.value),
-                count=_RECALL_COUNT.value,
-                seed=_RECALL_SEED.value,
-                batch_size=_RECALL_BATCH_SIZE.value,
+        if _WORKDIR.value is not None:
+            raise ValueError(
+                "give one of --workdir, a run to evaluate, and --report, to gather --runs that were evaluated"
             )
+        if _REPORT.value is None or _RUNS.value is None:
+            raise ValueError("--report, a directory, and --runs go together; give both or none")
+        gathered = tables.gather(_RUNS.value)
+        directory = table_files.prepare(_REPORT.value)
+    table_files.write(directory, gathered)
+    print(f"wrote {directory / 'report.md'}")
+
+
+def evaluate_recall(notice: Notice) -> None:
+    """Asks the recall tasks of the flags, and writes the record."""
+    with cli.exit_on_bad_input():
+        if _MAX_TOKENS.value is not None:
+            raise ValueError("--max_tokens is of no use with --recall")
+        task = recall.prepare(
+            _WORKDIR.value,
+            _MESH.value,
+            tasks=_RECALL.value or (),
+            checkpoint=_CHECKPOINT.value,
+            lengths=_whole_numbers(_RECALL_LENGTHS),
+            entries=_whole_numbers(_RECALL_ENTRIES),
+            count=_RECALL_COUNT.value,
+            seed=_RECALL_SEED.value,
+            batch_size=_RECALL_BATCH_SIZE.value,
+        )
     with cli.end_of_run(notice):
-        if _RECALL.value is None:
-            evaluation = perplexity.evaluate(task)
-            if jax.process_index() == 0:
-                report.write(workdir, evaluation)
-        else:
-            record = recall.evaluate(recall_task)
-            if jax.process_index() == 0:
-                print(f"{write_record(workdir, record)} is written")
+        record = recall.evaluate(task)
+        if jax.process_index() == 0:
+            print(f"wrote {write_record(_WORKDIR.value, record)}")
 
 
-def _check_flags() -> None:
-    """Raises ValueError if a flag is given that would be of no use."""
-    own = ("recall_lengths", "recall_entries", "recall_count", "recall_seed", "recall_batch_size")
-    for name in own if _RECALL.value is None else ("max_tokens",):
-        if flags.FLAGS[name].present:
-            raise ValueError(f"--{name} {'goes only with' if name in own else 'is of no use with'} --recall")
-
-
-def _whole_numbers(flag: str, values: Sequence[str] | None) -> list[int] | None:
+def _whole_numbers(flag: flags.FlagHolder) -> list[int] | None:
     """The numbers of a list; raises ValueError if one of them is none."""
+    values: Sequence[str] | None = flag.value
     try:
         return None if values is None else [int(value) for value in values]
     except ValueError:
-        raise ValueError(f"--{flag}={','.join(values or ())}; it must be whole numbers with commas between") from None
+        raise ValueError(f"--{flag.name}={','.join(values or ())}; it must be whole numbers with commas") from None
+
+
+def main(_: list[str]) -> None:
+    if _REPORT.value is not None or _RUNS.value is not None:
+        write_report()
+        return
+    notice = Notice()
+    with cli.exit_on_bad_input():
+        if _WORKDIR.value is None:
+            raise ValueError("give --workdir, the directory of a run, or --report and --runs")
+        own = (_RECALL_LENGTHS, _RECALL_ENTRIES, _RECALL_COUNT, _RECALL_SEED, _RECALL_BATCH_SIZE)
+        for flag in own if _RECALL.value is None else ():
+            if flag.present:
+                raise ValueError(f"--{flag.name} is of no use without --recall")
+        cli.join_processes(epath.Path(_WORKDIR.value), notice)
+    if _RECALL.value is not None:
+        evaluate_recall(notice)
+        return
+    with cli.exit_on_bad_input():
+        trained = perplexity.prepare(
+            _WORKDIR.value, _MESH.value, checkpoint=_CHECKPOINT.value, max_tokens=_MAX_TOKENS.value
+        )
+    with cli.end_of_run(notice):
+        evaluation = perplexity.evaluate(trained)
+        if jax.process_index() == 0:
+            report.write(epath.Path(_WORKDIR.value), evaluation)
 
 
 if __name__ == "__main__":

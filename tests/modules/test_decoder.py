@@ -149,7 +149,11 @@ def kept_bytes(model, tokens):
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize(
-    ("mixer", "inputs"), [("interdomain", 3), ("single_query", 3), ("dual_linear", 2), ("s4d", 2), ("softmax", 3)]
+    ("mixer", "inputs"),
+    [
+        *(("interdomain", 3), ("s4d", 2), ("softmax", 3)),
+        *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (("single_query", 3), ("dual_linear", 2))),
+    ],
 )
 def test_remat_keeps_what_it_says(mixer, inputs, scan_layers):
     """To the byte, in bfloat16: "dots" keeps every product but W2's, which no gradient needs."""

@@ -46,7 +46,10 @@ for segment_ids in (None, ids):
 """
 
 
-@pytest.mark.parametrize("implementation", ["xla", "associative", "fft", "pallas_tpu"])
+@pytest.mark.parametrize(
+    "implementation",
+    ["xla", "pallas_tpu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("associative", "fft"))],
+)
 def test_the_ops(implementation):
     run_on_eight_devices(OP, implementation)
 
@@ -90,7 +93,7 @@ for segment_ids in (None, ids):
 """
 
 
-@pytest.mark.parametrize("mixer", ["interdomain", "single_query", "s4d"])
+@pytest.mark.parametrize("mixer", ["interdomain", pytest.param("single_query", marks=pytest.mark.slow), "s4d"])
 def test_the_mixers(mixer):
     """With short convolutions, RoPE and caches, and padding inside documents."""
     run_on_eight_devices(MIXER, mixer)

@@ -27,9 +27,11 @@ class TestPallasTPU(ImplementationContract):
     implementation = "pallas_tpu"
     chunked = True
     contracts = False
+    far = 2**13
 
 
 class TestPallasGPU(ImplementationContract):
     implementation = "pallas_gpu"
     chunked = True
     contracts = False
+    far = 2**13

@@ -24,7 +24,7 @@ from tests.numerics import (
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_several_blocks_of_chunks_and_both_remainders(packed):
     """A sequence long enough for whole blocks, then whole chunks, then single tokens (4096 tokens a block on a CPU)."""
     rng = np.random.default_rng(2)
