@@ -5,11 +5,10 @@
 
 Each run trains the whole decoder, two layers of a mixer, with the trainer's own update on sequences of several lengths
 at once, none of them read twice, and tests it on others, also longer ones and with more pairs. Writes `mqar.json`,
-`mqar.md` and `mqar.png` into `--output`; runs that are in the file already, of the same setting and code, are not done
-again.
+`mqar.md` and `mqar.png` into `--output`, after each run; those that the file has already, of the same setting and code,
+are not done again.
 """
 
-import itertools
 import shlex
 import sys
 
@@ -53,11 +52,12 @@ def main(_: list[str]) -> None:
     }
     header = same | {"command": shlex.join(["python", "-m", "experiments.mqar", *sys.argv[1:]]), "machine": machine()}
     mesh = sharding.make_mesh(sharding.mesh_config(), jax.devices()[:1])
-    runs = saved_runs(output / "mqar.json", same)
-    for seed, mixer, rate in itertools.product(seeds, _MIXERS.value, rates):
+    asked = [(mixer, rate, seed) for seed in seeds for mixer in _MIXERS.value for rate in rates]
+    runs = [each for each in saved_runs(output / "mqar.json", same) if each[:3] in asked]
+    for mixer, rate, seed in asked:
         if (mixer, rate, seed) not in [each[:3] for each in runs]:
             runs.append(run(mixer, rate, seed, num_steps=num_steps, mesh=mesh))
-            write(output, runs, header)
+        write(output, runs, header)
     print(as_markdown(runs, header))
 
 

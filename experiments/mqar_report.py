@@ -72,7 +72,7 @@ def _cell(accuracies: Sequence[float]) -> str:
 
 
 def draw(runs: Sequence[Run], path: epath.Path) -> None:
-    """Draws accuracy by kind, a line for each mixer, a faint one for each of its seeds, and saves a PNG."""
+    """Draws accuracy by kind, a line for each mixer and a band over its seeds, and saves a PNG."""
     chart = charts.new_chart(
         title="Multi-query associative recall, two layers", x_label="length, pairs", y_label="accuracy (%)"
     )

@@ -186,6 +186,9 @@ def evaluate(task: Task) -> Record:
     """Restores the parameters and asks everything that an interrupted evaluation of the same kind has not asked.
 
     Accuracies are means over the questions, or over the sequences, of a cell; so are their standard errors.
+
+    Raises:
+        CheckpointError: the parameters cannot be read.
     """
     trained = task.trained
     names = tuple(dict.fromkeys(cell.task for cell in task.cells))
@@ -209,11 +212,10 @@ def evaluate(task: Task) -> Record:
         disable=not (is_first and console.is_terminal),
         expand=True,
     )
-    answer = _make_answer(task) if left else None
+    answer = _make_answer(task, left)
     with progress:
         bar = progress.add_task("compiling", total=task.samples * len(left))
         for cell in left:
-            assert answer is not None
             shares = []
             for batch in answer(cell):
                 shares.append(batch)
@@ -223,6 +225,9 @@ def evaluate(task: Task) -> Record:
             done[cell.task, cell.at] = measurement
             if is_first:
                 logging.info("%s at %s: %.1f %% of %d", cell.task, f"{cell.at:,}", 100 * value, task.samples)
+            # The last one goes into the record at once. So where there is such a file something is left to do, which
+            # all processes do together: none removes the file before the others have read it.
+            if is_first and cell is not left[-1]:
                 partial.parent.mkdir(parents=True, exist_ok=True)
                 strict_json.write(partial, {"key": key, "done": [each._asdict() for each in done.values()]})
     settings = {
@@ -277,11 +282,13 @@ def _token_cell(trained: Trained, name: str, at: int, count: int, seed: int) -> 
     return TokenCell(name, at, sequences)
 
 
-def _make_answer(task: Task) -> Callable[[TextCell | TokenCell], Iterator[np.ndarray]]:
-    """The function from a cell to the shares of right answers, batch by batch; all cells share its programs."""
+def _make_answer(
+    task: Task, cells: Sequence[TextCell | TokenCell]
+) -> Callable[[TextCell | TokenCell], Iterator[np.ndarray]]:
+    """The function from one of the cells to the shares of right answers, batch by batch; they share its programs."""
     trained = task.trained
     params = trained.restore_params()
-    prompts = [request for cell in task.cells if isinstance(cell, TextCell) for request in cell.requests]
+    prompts = [request for cell in cells if isinstance(cell, TextCell) for request in cell.requests]
     count_correct = make_count_correct(trained.model, trained.mesh)
     generator: Generator | None = None
     if prompts:
