@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling mqar clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -66,6 +66,10 @@ kernel-report: $(VENV)/dev $(VENV)/compilers
 # In the same environment too; minutes for each row.
 scaling: $(VENV)/dev $(VENV)/compilers
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.scaling
+
+# Ten minutes or so on two CPU cores.
+mqar: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.mqar
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,6 @@ numbers are those of the whole, and a recurrent model's memory is that of a piec
 """
 
 import collections
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +26,14 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from interdomain_jax import sharding, strict_json
+from interdomain_jax import sharding
 from interdomain_jax.data.contexts import Contexts, DocumentContexts, StreamContexts, context_pieces, first_tokens
 from interdomain_jax.data.corpora import open_corpora
 from interdomain_jax.data.loader import corpus_counts
 from interdomain_jax.data.windows import CONTEXT, TokenSequences
 from interdomain_jax.evaluation.progress import show_progress
-from interdomain_jax.evaluation.records import Measurement, Record, make_record, record_path
+from interdomain_jax.evaluation.records import Measurement, Record, make_record
+from interdomain_jax.evaluation.unfinished import read_unfinished, remove_unfinished, write_unfinished
 from interdomain_jax.experiment import require_positive
 from interdomain_jax.inference import decode
 from interdomain_jax.modules.softmax import require_whole_rows
@@ -211,8 +211,10 @@ def evaluate(task: Task) -> Record:
         trained.model, trained.mesh, vocab_chunks=trained.config.vocab_chunks, buckets=len(task.position_ends)
     )
     settings = _settings(task)
-    partial_path = record_path(trained.workdir, task.name).with_suffix(".partial")
-    scores = _read_partial(partial_path, settings, trained.step)
+    scores = {
+        (name, length): PositionScores(np.array(nats, np.float64), np.array(tokens, np.int64))
+        for name, length, nats, tokens in read_unfinished(trained, task.name, settings)
+    }
     totals = {name: first_tokens(each.lengths, task.reading.max_tokens).sum() for name, each in task.corpora.items()}
     with show_progress(len(task.lengths) * int(sum(totals.values())), "tokens") as advance:
         for name, documents in task.corpora.items():
@@ -234,10 +236,10 @@ def evaluate(task: Task) -> Record:
                     mesh=trained.mesh,
                     on_tokens=partial(advance, what),
                 )
-                if jax.process_index() == 0:
-                    _write_partial(partial_path, settings, trained.step, scores)
-    if jax.process_index() == 0:
-        partial_path.unlink(missing_ok=True)
+                if len(scores) < len(task.corpora) * len(task.lengths):
+                    done = [[*key, each.nats.tolist(), each.tokens.tolist()] for key, each in scores.items()]
+                    write_unfinished(trained, task.name, settings, done)
+    remove_unfinished(trained, task.name)
     return make_record("perplexity", task.name, trained, settings, _measurements(task, scores))
 
 
@@ -424,30 +426,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "position_ends": task.position_ends,
         "bytes_per_token": "counted" if whole else "of the whole split",
     }
-    return json.loads(strict_json.dumps(settings))
-
-
-def _write_partial(
-    path: epath.Path, settings: Mapping[str, Any], step: int, scores: Mapping[tuple[str, int | None], PositionScores]
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = [[*key, score.nats.tolist(), score.tokens.tolist()] for key, score in scores.items()]
-    strict_json.write(path, {"settings": settings, "step": step, "scores": found})
-
-
-def _read_partial(
-    path: epath.Path, settings: Mapping[str, Any], step: int
-) -> dict[tuple[str, int | None], PositionScores]:
-    """What an interrupted evaluation of the same kind had scored; each process reads it before the first writes."""
-    if not path.exists():
-        return {}
-    content = json.loads(path.read_text())
-    if (content["settings"], content["step"]) != (settings, step):
-        return {}
-    return {
-        (name, length): PositionScores(np.array(nats, np.float64), np.array(tokens, np.int64))
-        for name, length, nats, tokens in content["scores"]
-    }
+    return settings
 
 
 def _check_arguments(

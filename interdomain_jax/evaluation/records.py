@@ -95,7 +95,7 @@ def make_record(
         },
         command=shlex.join(["python", *sys.argv]),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        machine=_machine(),
+        machine=machine(),
         versions=code_version(),
         config=config.to_dict(),
         settings=dict(settings),
@@ -140,7 +140,8 @@ def _read(path: epath.Path) -> Record:
     return Record(**content | {"measurements": tuple(Measurement(**each) for each in content["measurements"])})
 
 
-def _machine() -> str:
+def machine() -> str:
+    """The devices and, of a CPU, the processor, in words."""
     devices = jax.devices()
     if devices[0].platform == "cpu":
         return f"{len(devices)} CPU device(s), {os.cpu_count()} cores, {_processor()}"

@@ -24,7 +24,6 @@ import jax
 import numpy as np
 from absl import logging
 from etils import epath
-from rich.table import Table
 
 from interdomain_jax import strict_json
 from interdomain_jax.evaluation.records import DIRECTORY, Measurement, Record, make_record
@@ -362,26 +361,6 @@ def mean_of(suite: str, headlines: Sequence[Measurement]) -> Measurement:
     error = math.hypot(*errors) / len(errors) if len(errors) == len(headlines) else None
     samples = sum(each.samples for each in headlines)
     return Measurement(suite, "mean", statistics.fmean(values), samples, error=error)
-
-
-def as_table(record: Record) -> Table:
-    """One row for each measurement."""
-    model, settings = record.model, record.settings
-    table = Table(
-        title=f"{record.name}: {model['name']} ({', '.join(model['mixers'])}), step {model['step']:,}",
-        caption=(
-            f"zero-shot, lm-evaluation-harness {settings['harness']}, context of {settings['max_length']} tokens"
-            + ("" if settings["limit"] is None else f"; a trial: the first {settings['limit']} questions of each")
-        ),
-    )
-    for header in ("benchmark", "metric"):
-        table.add_column(header)
-    for header in ("value", "standard error", "questions"):
-        table.add_column(header, justify="right")
-    for each in record.measurements:
-        value, error = (f"{number:.4f}" if number is not None else "" for number in (each.value, each.error))
-        table.add_row(each.task, each.metric, value, error, f"{each.samples:,}")
-    return table
 
 
 def hub_error(

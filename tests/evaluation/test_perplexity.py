@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
+from rich.console import Console
 
 from configs import tiny
 from interdomain_jax import Decoder, checkpoints, cli, scoring, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.corpora import open_corpora
-from interdomain_jax.evaluation import perplexity, report
+from interdomain_jax.evaluation import perplexity, perplexity_report
 from interdomain_jax.evaluation.perplexity import Reading, bucket_ends, make_scorer, score_corpus
-from interdomain_jax.evaluation.records import read_records
+from interdomain_jax.evaluation.records import read_records, write_record
 from tests.token_lists import TokenLists, tokenised
 from tests.training.conftest import SMALL, compiled_once  # noqa: F401
 from tests.virtual_devices import run_on_eight_devices
@@ -421,7 +422,8 @@ def test_a_run_is_evaluated_and_goes_on_after_an_interruption(save_run, monkeypa
     assert read_records(workdir) == []
     record = perplexity.evaluate(perplexity.prepare(workdir, sharding.mesh_config(), **arguments))
     assert scored == [(28, 32), (28, 64), (150, 32), "interrupted", (150, 64)]
-    report.write(workdir, record)
+    path = write_record(workdir, record)
+    perplexity_report.draw(record, path.with_suffix(".png"))
     whole = perplexity.evaluate(task)
     assert len(scored) == 9
     assert whole.measurements == record.measurements
@@ -446,6 +448,7 @@ def test_a_run_is_evaluated_and_goes_on_after_an_interruption(save_run, monkeypa
     assert [(each.at, each.samples) for each in by_position] == [(8, 24), (16, 24), (64, 151 - 48)]
     mean = sum(each.value * each.samples for each in by_position) / 151
     assert mean == pytest.approx(values["two", "loss", 64], rel=1e-6)
+    Console().print(perplexity_report.as_table(record))
     table = capsys.readouterr().out
     assert all(part in table for part in ("one", "two", "mean", "64", "2x", f"{values['mean', 'perplexity', 64]:.4f}"))
 
@@ -455,9 +458,9 @@ def test_the_whole_split_as_one_context(save_run, capsys):
     task = perplexity.prepare(workdir, sharding.mesh_config(), mode="carried", max_tokens=140)
     assert (task.name, task.lengths, task.position_ends[-2:]) == ("perplexity-carried-first140", (None,), (128, 140))
     record = perplexity.evaluate(task)
-    report.write(workdir, record)
     assert values_of(record)["two", "perplexity", None] > 1
     assert record.settings["bytes_per_token"] == "of the whole split"
+    Console().print(perplexity_report.as_table(record))
     assert "whole split" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""One record of perplexities as a file, as a table on the terminal, and as a figure."""
+"""One record of perplexities as a table on the terminal, and as a figure."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,22 +6,14 @@ from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from rich.console import Console
 from rich.table import Table
 
 from interdomain_jax import charts
 from interdomain_jax.evaluation.perplexity import MEAN
-from interdomain_jax.evaluation.records import Measurement, Record, write_record
+from interdomain_jax.evaluation.records import Measurement, Record
 
 # Of the first corpus, the second, and so on.
 _COLOURS = (charts.ACCENT, "#c8553d", "#3b8e5a", "#8a5fa8", "#b8862b", "#4a5568")
-
-
-def write(workdir: epath.Path, record: Record) -> None:
-    """Writes the record and `evaluations/<name>.png` into `workdir`, and prints the table to stdout."""
-    path = write_record(workdir, record)
-    draw(record, path.with_suffix(".png"))
-    Console().print(as_table(record))
 
 
 def as_table(record: Record) -> Table:

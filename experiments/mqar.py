@@ -1,0 +1,65 @@
+"""Trains tiny models to recall, softmax, interdomain and s4d, and tests them: MQAR at a size for two CPU cores.
+
+    python -m experiments.mqar
+    python -m experiments.mqar --seeds=0,1,2 --learning_rates=1e-3,3e-3
+
+Each run trains the whole decoder, two layers of a mixer, with the trainer's own update on sequences of several lengths
+at once, none of them read twice, and tests it on others, also longer ones and with more pairs. Writes `mqar.json`,
+`mqar.md` and `mqar.png` into `--output`, after each run; those that the file has already, of the same setting and code,
+are not done again.
+"""
+
+import shlex
+import sys
+
+import jax
+from absl import app, flags
+from etils import epath
+
+from experiments.mqar_report import as_markdown, saved_runs, write
+from experiments.mqar_runs import TEST_LENGTHS_AND_PAIRS, TRAINING_LENGTHS_AND_PAIRS, mqar_config, run
+from interdomain_jax import cli, sharding
+from interdomain_jax import workdir as workdirs
+from interdomain_jax.evaluation.records import machine
+from interdomain_jax.modules.mixers import MIXERS
+from interdomain_jax.training.optimizer import make_optimizer
+from interdomain_jax.version import code_version
+
+_MIXERS = flags.DEFINE_list("mixers", ["softmax", "interdomain", "s4d"], "Mixers, each in models of its own.")
+_LEARNING_RATES = flags.DEFINE_list("learning_rates", ["3e-3"], "Peak rates; a mixer is shown at its best one.")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "Of the parameters and of all sequences.")
+_NUM_STEPS = flags.DEFINE_integer("num_steps", 1_200, "Updates of a run.", lower_bound=2)
+_OUTPUT = flags.DEFINE_string("output", "experiments/results", "Directory of the results.")
+
+
+def main(_: list[str]) -> None:
+    output, num_steps = epath.Path(_OUTPUT.value), _NUM_STEPS.value
+    with cli.exit_on_bad_input():
+        if not {*_MIXERS.value} <= {*MIXERS}:
+            raise ValueError(f"--mixers={','.join(_MIXERS.value)}; they must be names from {tuple(MIXERS)}")
+        rates, seeds = [float(rate) for rate in _LEARNING_RATES.value], [int(seed) for seed in _SEEDS.value]
+        for rate in rates:
+            make_optimizer(num_steps=num_steps, **mqar_config("s4d", rate, num_steps).optimizer)
+        workdirs.require_writable("--output", output)
+    config = mqar_config("s4d", rates[0], num_steps)
+    same = {
+        "num_steps": num_steps,
+        "batch_size": config.data.batch_size,
+        "vocab_size": config.model.vocab_size,
+        "training": TRAINING_LENGTHS_AND_PAIRS,
+        "test": TEST_LENGTHS_AND_PAIRS,
+        "versions": code_version(),
+    }
+    header = same | {"command": shlex.join(["python", "-m", "experiments.mqar", *sys.argv[1:]]), "machine": machine()}
+    mesh = sharding.make_mesh(sharding.mesh_config(), jax.devices()[:1])
+    asked = [(mixer, rate, seed) for seed in seeds for mixer in _MIXERS.value for rate in rates]
+    runs = [each for each in saved_runs(output / "mqar.json", same) if each[:3] in asked]
+    for mixer, rate, seed in asked:
+        if (mixer, rate, seed) not in [each[:3] for each in runs]:
+            runs.append(run(mixer, rate, seed, num_steps=num_steps, mesh=mesh))
+        write(output, runs, header)
+    print(as_markdown(runs, header))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=cli.parse_flags)
