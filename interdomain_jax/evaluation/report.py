@@ -18,7 +18,7 @@ from interdomain_jax.evaluation.records import Measurement, Record, write_record
 _COLOURS = (charts.ACCENT, "#c8553d", "#3b8e5a", "#8a5fa8", "#b8862b", "#4a5568")
 
 # Tokens of a mean that is drawn, where a corpus has any such; of fewer it is mostly noise.
-_ENOUGH = 100
+_ENOUGH = 1000
 
 
 def write(workdir: epath.Path, record: Record) -> None:
