@@ -1,5 +1,6 @@
 """One record of perplexities as a table on the terminal, and as a figure."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from etils import epath
@@ -14,6 +15,9 @@ from interdomain_jax.evaluation.records import Measurement, Record
 
 # Of the first corpus, the second, and so on.
 _COLOURS = (charts.ACCENT, "#c8553d", "#3b8e5a", "#8a5fa8", "#b8862b", "#4a5568")
+
+# Tokens of a mean that is drawn, where a corpus has any such; of fewer it is mostly noise.
+_ENOUGH = 1000
 
 
 def as_table(record: Record) -> Table:
@@ -33,11 +37,12 @@ def as_table(record: Record) -> Table:
         table.add_column("corpus", overflow="fold")
     for header in ("context", "x training", "tokens", "nats/token", "perplexity", "bits/byte"):
         table.add_column(header, justify="right", no_wrap=True)
-    for name in [*corpora, MEAN]:
+    for name, shown in (_short_names(record) | {MEAN: MEAN}).items():
+        table.add_section()
         losses, perplexities, bits = (_of(record, name, metric) for metric in ("loss", "perplexity", "bits_per_byte"))
-        for loss, perplexity, bits_per_byte in zip(losses, perplexities, bits, strict=True):
+        for row, (loss, perplexity, bits_per_byte) in enumerate(zip(losses, perplexities, bits, strict=True)):
             table.add_row(
-                *([name] if named else []),
+                *([shown if row == 0 else ""] if named else []),
                 "whole split" if loss.at is None else f"{loss.at:,}",
                 "" if loss.at is None else f"{loss.at / _training_context(record):.4g}x",
                 f"{loss.samples:,}",
@@ -85,12 +90,13 @@ def _draw_curves(
         color=charts.INK,
         fontsize=8,
     )
+    names = _short_names(record)
     for number, curve in enumerate(curves):
-        points = [(each.at, each.value) for each in curve if each.value is not None]
-        colour = _COLOURS[number % len(_COLOURS)]
-        axes.plot(
-            *zip(*points, strict=True), color=colour, linewidth=1.7, marker="o", markersize=4, label=curve[0].task
-        )
+        enough = [each for each in curve if each.samples >= _ENOUGH] or curve
+        points = [(each.at, each.value) for each in enough if each.value is not None and math.isfinite(each.value)]
+        colour, label = _COLOURS[number % len(_COLOURS)], names[curve[0].task]
+        x, y = zip(*points, strict=True) if points else ((), ())
+        axes.plot(x, y, color=colour, linewidth=1.7, marker="o", markersize=4, label=label)
         for point in points if labelled else ():
             axes.annotate(
                 f"{point[1]:.3f}",
@@ -109,14 +115,16 @@ def _draw_curves(
     axes.xaxis.set_major_formatter(FuncFormatter(whole))
     if labelled:
         axes.set_xticks(sorted({each.at for curve in curves for each in curve if each.at}))
-        _widen(axes, [each.value for curve in curves for each in curve if each.value is not None])
+        _widen(axes)
 
 
-def _widen(axes: Axes, values: Sequence[float]) -> None:
+def _widen(axes: Axes) -> None:
     """Limits around the values, but never so close that noise looks like a trend."""
-    centre = (min(values) + max(values)) / 2
-    half = max(0.7 * (max(values) - min(values)), 0.1 * centre)
-    axes.set_ylim(centre - half, centre + half)
+    low, high = axes.dataLim.intervaly
+    if math.isfinite(low):
+        centre = (low + high) / 2
+        half = max(0.7 * (high - low), 0.1 * centre)
+        axes.set_ylim(centre - half, centre + half)
     axes.margins(x=0.08)
 
 
@@ -128,6 +136,12 @@ def _label(axes: Axes, title: str, x_label: str, y_label: str) -> None:
 
 def _of(record: Record, task: str, metric: str) -> list[Measurement]:
     return [each for each in record.measurements if (each.task, each.metric) == (task, metric)]
+
+
+def _short_names(record: Record) -> dict[str, str]:
+    """The last parts of the corpora's paths, or all of them where two end alike."""
+    short = {name: epath.Path(name).name for name in record.settings["corpora"]}
+    return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
 
 def _number(value: float | None) -> str:

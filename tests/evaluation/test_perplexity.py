@@ -462,6 +462,10 @@ def test_the_whole_split_as_one_context(save_run, capsys):
     assert record.settings["bytes_per_token"] == "of the whole split"
     Console().print(perplexity_report.as_table(record))
     assert "whole split" in capsys.readouterr().out
+    # A model that has diverged has a record and a figure too.
+    lost = record._replace(measurements=[each._replace(value=math.nan) for each in record.measurements])
+    report.write(workdir, lost)
+    assert [each.value for each in read_records(workdir)[0].measurements] == [None] * len(lost.measurements)
 
 
 BAD = [
