@@ -107,6 +107,6 @@ def saved_runs(path: epath.Path, same: Mapping[str, Any]) -> list[Run]:
     if not path.exists():
         return []
     content = json.loads(path.read_text())
-    if any(content.get(name) != json.loads(strict_json.dumps(value)) for name, value in same.items()):
+    if any(content.get(name) != strict_json.plain(value) for name, value in same.items()):
         return []
     return [Run(**run | {"accuracies": tuple(run["accuracies"])}) for run in content["runs"]]

@@ -19,7 +19,7 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
     Raises:
         TypeError: for any other type.
     """
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def write(path: epath.PathLike, value: Any) -> None:
@@ -30,14 +30,15 @@ def write(path: epath.PathLike, value: Any) -> None:
     temporary.replace(path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as it is read back: dicts with string keys, lists, and what else JSON has."""
     match value:
         case dict():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {str(key): plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
         case np.generic():
-            return _plain(value.item())
+            return plain(value.item())
         case float() if not math.isfinite(value):
             return None
         case _:

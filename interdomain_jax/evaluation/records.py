@@ -97,8 +97,8 @@ def make_record(
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         machine=machine(),
         versions=code_version(),
-        config=config.to_dict(),
-        settings=dict(settings),
+        config=strict_json.plain(config.to_dict()),
+        settings=strict_json.plain(settings),
         measurements=tuple(measurements),
     )
 

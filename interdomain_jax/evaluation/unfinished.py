@@ -56,5 +56,4 @@ def _path(trained: Trained, name: str) -> epath.Path:
 
 
 def _key(trained: Trained, settings: Mapping[str, Any]) -> Any:
-    """As it is read back from JSON."""
-    return json.loads(strict_json.dumps({"step": trained.step, "settings": settings, "versions": code_version()}))
+    return strict_json.plain({"step": trained.step, "settings": settings, "versions": code_version()})
