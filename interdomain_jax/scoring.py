@@ -1,5 +1,6 @@
 """Next-token scoring, shared by the training loss, validation and the evaluator."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +45,18 @@ class Score(NamedTuple):
         return self.nats / self.tokens
 
 
+class TokenScores(NamedTuple):
+    """The score of each token of a batch, [B, T].
+
+    Attributes:
+        nats: negative log-likelihood, float32 at least; 0 where nothing is scored.
+        is_greedy: whether no other id is more likely; where nothing is scored, anything.
+    """
+
+    nats: Array
+    is_greedy: Array
+
+
 class LogitSummary(NamedTuple):
     """What the negative log-likelihood needs of a token's logits, of those seen so far; each [B, T].
 
@@ -61,14 +74,10 @@ class LogitSummary(NamedTuple):
 ScoreFunction = Callable[[Any, Mapping[str, Array]], Score]
 
 
-def next_token_score(hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int) -> Score:
-    """Sums `next_token_nats` over the tokens where `loss_mask` is 1; scalars, float32 at least."""
-    nats = next_token_nats(hidden, kernel, targets, loss_mask, vocab_chunks=vocab_chunks)
-    return Score(nats=jnp.sum(nats), tokens=jnp.sum(loss_mask > 0, dtype=jnp.float32))
-
-
-def next_token_nats(hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int) -> Array:
-    """The negative log-likelihood of each of the `targets` where `loss_mask` is 1, in nats.
+def next_token_scores(
+    hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int
+) -> TokenScores:
+    """The negative log-likelihood of each of `targets` where `loss_mask` is 1.
 
     The loader has shifted the targets: the logits `hidden[b, t] @ kernel` predict `targets[b, t]`. They are products of
     operands in the dtype of `hidden`, summed in float32, and so is everything after them.
@@ -83,9 +92,6 @@ def next_token_nats(hidden: Array, kernel: Array, targets: Array, loss_mask: Arr
         loss_mask: [B, T], 1 for a scored token, 0 for padding.
         vocab_chunks: number of chunks C in which the vocabulary is worked through. More than one never hold more than
             B T V / C logits, and compute them once more in the backward pass.
-
-    Returns:
-        [B, T], float32 at least; 0 where the mask is 0.
     """
     dtype, wide = hidden.dtype, jnp.promote_types(hidden.dtype, jnp.float32)
     scored = loss_mask > 0
@@ -114,31 +120,57 @@ def next_token_nats(hidden: Array, kernel: Array, targets: Array, loss_mask: Arr
     summary, _ = jax.lax.scan(jax.checkpoint(summarize, prevent_cse=False), summary, (ids, kernel))
     # The difference of two logits first: they may be so large that a float32 near them has no room for the logarithm.
     nats = (summary.maximum - summary.target) + jnp.log(summary.total)
-    return jnp.where(scored, nats, 0.0)
+    return TokenScores(jnp.where(scored, nats, 0.0), summary.target >= summary.maximum)
 
 
-def model_score(model: LanguageModel, params: Any, batch: Mapping[str, Array], *, vocab_chunks: int) -> Score:
-    """Scores the targets of a batch.
+def next_token_score(hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int) -> Score:
+    """Sums `next_token_scores`, of the same arguments, over the tokens where `loss_mask` is 1.
+
+    Returns:
+        Scalars, float32 at least.
+    """
+    return total(next_token_scores(hidden, kernel, targets, loss_mask, vocab_chunks=vocab_chunks), loss_mask)
+
+
+def total(scores: TokenScores, loss_mask: Array) -> Score:
+    """Sums the scores of the tokens where `loss_mask` is 1."""
+    return Score(nats=jnp.sum(scores.nats), tokens=jnp.sum(loss_mask > 0, dtype=jnp.float32))
+
+
+def model_token_scores(
+    model: LanguageModel, params: Any, batch: Mapping[str, Array], *, vocab_chunks: int
+) -> TokenScores:
+    """Scores each target of a batch.
 
     Args:
         model: maps tokens [B, T] to hidden states.
         params: its parameters.
         batch: `inputs`, `targets` int [B, T] and `loss_mask` [B, T]; where each document is a context of its own, also
             `segment_ids` and `positions` int [B, T].
-        vocab_chunks: as in `next_token_score`.
+        vocab_chunks: as in `next_token_scores`.
     """
     context = {name: batch[name] for name in CONTEXT if name in batch}
     hidden, _ = model.apply({"params": params}, batch["inputs"], unembed=False, **context)
     kernel = params["unembed"]["kernel"]
-    return next_token_score(hidden, kernel, batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks)
+    return next_token_scores(hidden, kernel, batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks)
+
+
+def model_score(model: LanguageModel, params: Any, batch: Mapping[str, Array], *, vocab_chunks: int) -> Score:
+    """Sums `model_token_scores`, of the same arguments, over a batch."""
+    return total(model_token_scores(model, params, batch, vocab_chunks=vocab_chunks), batch["loss_mask"])
 
 
 def make_score_function(model: LanguageModel, mesh: Mesh, *, vocab_chunks: int) -> jax.stages.Wrapped:
     """Returns the jitted evaluation step `(params, batch) -> Score`, both on the mesh."""
+    return _on_mesh(functools.partial(model_score, model, vocab_chunks=vocab_chunks), mesh)
 
-    def score(params: Any, batch: Mapping[str, Array]) -> Score:
-        return model_score(model, params, batch, vocab_chunks=vocab_chunks)
 
+def make_token_score_function(model: LanguageModel, mesh: Mesh, *, vocab_chunks: int) -> jax.stages.Wrapped:
+    """Returns the jitted `(params, batch) -> TokenScores`, every process with the scores of all rows."""
+    return _on_mesh(functools.partial(model_token_scores, model, vocab_chunks=vocab_chunks), mesh)
+
+
+def _on_mesh(score: Callable[..., Any], mesh: Mesh) -> jax.stages.Wrapped:
     return jax.jit(sharding.on_mesh(score, mesh), out_shardings=sharding.replicated(mesh))
 
 

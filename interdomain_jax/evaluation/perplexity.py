@@ -37,7 +37,7 @@ from interdomain_jax.evaluation.records import Measurement, Record, make_record,
 from interdomain_jax.experiment import require_positive
 from interdomain_jax.inference import decode
 from interdomain_jax.modules.softmax import require_whole_rows
-from interdomain_jax.scoring import LanguageModel, next_token_nats
+from interdomain_jax.scoring import LanguageModel, next_token_scores
 from interdomain_jax.trained import Trained, find_trained
 
 Mode = Literal["windows", "documents", "strided", "carried"]
@@ -247,7 +247,7 @@ def make_scorer(model: CachedLanguageModel, mesh: Mesh, *, vocab_chunks: int, bu
     Args:
         model: maps tokens [B, T] to hidden states.
         mesh: from `sharding.make_mesh`.
-        vocab_chunks: number of parts in which logits are computed, as in `next_token_nats`.
+        vocab_chunks: number of parts in which logits are computed, as in `next_token_scores`.
         buckets: of positions; a batch's `buckets`, int [B, T], count them from 0.
     """
     # Stacked layers have an axis before all others.
@@ -263,10 +263,9 @@ def make_scorer(model: CachedLanguageModel, mesh: Mesh, *, vocab_chunks: int, bu
         if cache is not None:
             context["cache"] = cache
         hidden, cache = model.apply({"params": params}, batch["inputs"], unembed=False, **context)
-        nats = next_token_nats(
-            hidden, params["unembed"]["kernel"], batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks
-        )
-        here = (batch["buckets"][..., None] == jnp.arange(buckets)) & (batch["loss_mask"] > 0)[..., None]
+        kernel, mask = params["unembed"]["kernel"], batch["loss_mask"]
+        nats = next_token_scores(hidden, kernel, batch["targets"], mask, vocab_chunks=vocab_chunks).nats
+        here = (batch["buckets"][..., None] == jnp.arange(buckets)) & (mask > 0)[..., None]
         return cache, PositionScores(
             jnp.sum(jnp.where(here, nats[..., None], 0), axis=(0, 1)), jnp.sum(here, axis=(0, 1), dtype=jnp.int32)
         )
