@@ -265,10 +265,9 @@ def make_scorer(model: CachedLanguageModel, mesh: Mesh, *, vocab_chunks: int, bu
         if cache is not None:
             context["cache"] = cache
         hidden, cache = model.apply({"params": params}, batch["inputs"], unembed=False, **context)
-        nats = next_token_scores(
-            hidden, params["unembed"]["kernel"], batch["targets"], batch["loss_mask"], vocab_chunks=vocab_chunks
-        ).nats
-        here = (batch["buckets"][..., None] == jnp.arange(buckets)) & (batch["loss_mask"] > 0)[..., None]
+        kernel, mask = params["unembed"]["kernel"], batch["loss_mask"]
+        nats = next_token_scores(hidden, kernel, batch["targets"], mask, vocab_chunks=vocab_chunks).nats
+        here = (batch["buckets"][..., None] == jnp.arange(buckets)) & (mask > 0)[..., None]
         return cache, PositionScores(
             jnp.sum(jnp.where(here, nats[..., None], 0), axis=(0, 1)), jnp.sum(here, axis=(0, 1), dtype=jnp.int32)
         )
