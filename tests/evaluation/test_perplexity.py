@@ -15,7 +15,7 @@ from interdomain_jax import Decoder, checkpoints, cli, scoring, sharding
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.corpora import open_corpora
 from interdomain_jax.evaluation import perplexity, perplexity_report
-from interdomain_jax.evaluation.perplexity import Reading, bucket_ends, make_scorer, score_corpus
+from interdomain_jax.evaluation.corpus_scores import Reading, bucket_ends, make_scorer, score_corpus
 from interdomain_jax.evaluation.records import read_records, write_record
 from tests.token_lists import TokenLists, tokenised
 from tests.training.conftest import SMALL, compiled_once  # noqa: F401
@@ -284,7 +284,7 @@ def test_memory_does_not_grow_with_the_context():
 MILLION = """
 import time
 import jax, psutil, pytest
-from interdomain_jax.evaluation.perplexity import Reading, make_scorer, score_corpus
+from interdomain_jax.evaluation.corpus_scores import Reading, make_scorer, score_corpus
 from tests.evaluation.test_perplexity import ONE_DEVICE, Formula, model_of
 
 model, params = model_of("interdomain")
@@ -343,7 +343,7 @@ for name, sizes, length, piece_tokens in (
 ):
     mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes, strict=True)))
     total = perplexity.score_corpus(
-        perplexity.make_scorer(model, mesh, vocab_chunks=3, buckets=len(tests.ENDS)),
+        make_scorer(model, mesh, vocab_chunks=3, buckets=len(tests.ENDS)),
         jax.device_put(params, sharding.state_sharding(params, mesh)),
         tests.DOCUMENTS, tests.READINGS[name], context_length=length, position_ends=tests.ENDS,
         piece_tokens=piece_tokens, tokens_per_batch=40, eos_id=tests.VOCAB - 1, mesh=mesh,
