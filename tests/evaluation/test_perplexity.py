@@ -332,7 +332,7 @@ MESHES = """
 import pathlib, tempfile
 import jax, numpy as np, pytest
 from interdomain_jax import sharding
-from interdomain_jax.evaluation import perplexity
+from interdomain_jax.evaluation import corpus_scores
 from tests.evaluation import test_perplexity as tests
 from tests.training.test_mesh_flags import save_run
 
@@ -342,8 +342,8 @@ for name, sizes, length, piece_tokens in (
     ("windows", (2, 2, 2, 1), 20, 8), ("documents", (1, 2, 1, 4), 20, 8)
 ):
     mesh = sharding.make_mesh(dict(zip(sharding.AXES, sizes, strict=True)))
-    total = perplexity.score_corpus(
-        make_scorer(model, mesh, vocab_chunks=3, buckets=len(tests.ENDS)),
+    total = corpus_scores.score_corpus(
+        corpus_scores.make_scorer(model, mesh, vocab_chunks=3, buckets=len(tests.ENDS)),
         jax.device_put(params, sharding.state_sharding(params, mesh)),
         tests.DOCUMENTS, tests.READINGS[name], context_length=length, position_ends=tests.ENDS,
         piece_tokens=piece_tokens, tokens_per_batch=40, eos_id=tests.VOCAB - 1, mesh=mesh,
