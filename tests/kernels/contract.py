@@ -104,7 +104,7 @@ class KernelContract:
         shape = dict(batch=4, heads=4, kv_heads=4, key_dim=128, value_dim=128)
         self.check(random_problem(**shape), BlockSizes(chunk_size=8, chunks=1, strided_roll=False))
 
-    @pytest.mark.parametrize("length", [1, 8, 31, 32, 33])
+    @pytest.mark.parametrize("length", [1, 31, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 32))])
     def test_ragged_lengths(self, length):
         self.check(random_problem(length=length), BlockSizes(chunk_size=8, chunks=2, strided_roll=False))
 

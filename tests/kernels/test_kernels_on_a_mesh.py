@@ -58,7 +58,13 @@ assert "all-reduce" in program and "all-gather" not in program, program
 
 
 @pytest.mark.parametrize(
-    ("program", "implementation"), [(PROGRAM, "pallas_tpu"), (PROGRAM, "pallas_gpu"), (SCORING, "pallas_tpu")]
+    ("program", "implementation"),
+    [
+        (PROGRAM, "pallas_tpu"),
+        (SCORING, "pallas_tpu"),
+        # The same wrapper.
+        pytest.param(PROGRAM, "pallas_gpu", marks=pytest.mark.slow),
+    ],
 )
 def test_rows_and_heads_lie_on_devices(program, implementation):
     finished = subprocess.run(
