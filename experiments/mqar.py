@@ -27,7 +27,7 @@ from interdomain_jax.version import code_version
 
 _MIXERS = flags.DEFINE_list("mixers", ["softmax", "interdomain", "s4d"], "Mixers, each in models of its own.")
 _LEARNING_RATES = flags.DEFINE_list("learning_rates", ["3e-3", "1e-2"], "Peak rates; a mixer is shown at its best one.")
-_SEEDS = flags.DEFINE_list("seeds", ["0"], "Of the parameters and of all sequences.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1"], "Of the parameters and of all sequences.")
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 1_200, "Updates of a run.", lower_bound=2)
 _OUTPUT = flags.DEFINE_string("output", "experiments/results", "Directory of the results.")
 
