@@ -67,7 +67,7 @@ kernel-report: $(VENV)/dev $(VENV)/compilers
 scaling: $(VENV)/dev $(VENV)/compilers
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.scaling
 
-# Ten minutes or so on two CPU cores.
+# Half an hour on two CPU cores with other work on them, less alone.
 mqar: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.mqar
 

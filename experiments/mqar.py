@@ -1,7 +1,7 @@
 """Trains tiny models to recall, softmax, interdomain and s4d, and tests them: MQAR at a size for two CPU cores.
 
     python -m experiments.mqar
-    python -m experiments.mqar --seeds=0,1,2 --learning_rates=1e-3,3e-3
+    python -m experiments.mqar --seeds=0,1,2 --learning_rates=1e-3
 
 Each run trains the whole decoder, two layers of a mixer, with the trainer's own update on sequences of several lengths
 at once, none of them read twice, and tests it on others, also longer ones and with more pairs. Writes `mqar.json`,
@@ -26,8 +26,8 @@ from interdomain_jax.training.optimizer import make_optimizer
 from interdomain_jax.version import code_version
 
 _MIXERS = flags.DEFINE_list("mixers", ["softmax", "interdomain", "s4d"], "Mixers, each in models of its own.")
-_LEARNING_RATES = flags.DEFINE_list("learning_rates", ["3e-3"], "Peak rates; a mixer is shown at its best one.")
-_SEEDS = flags.DEFINE_list("seeds", ["0"], "Of the parameters and of all sequences.")
+_LEARNING_RATES = flags.DEFINE_list("learning_rates", ["3e-3", "1e-2"], "Peak rates; a mixer is shown at its best one.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1"], "Of the parameters and of all sequences.")
 _NUM_STEPS = flags.DEFINE_integer("num_steps", 1_200, "Updates of a run.", lower_bound=2)
 _OUTPUT = flags.DEFINE_string("output", "experiments/results", "Directory of the results.")
 

@@ -19,7 +19,8 @@ import train
 from absl import app, flags
 from etils import epath
 from interdomain_jax import cli
-from interdomain_jax.evaluation import perplexity, report
+from interdomain_jax.evaluation import perplexity
+from interdomain_jax.evaluation.records import write_record
 from interdomain_jax.preemption import Notice
 from interdomain_jax.training import loop
 from tests.training.conftest import open_corpora
@@ -34,7 +35,7 @@ def main(argv):
     cli.join_processes(workdir, Notice())
     record = perplexity.evaluate(perplexity.prepare(workdir, dict(data=1, fsdp=-1, tensor=1, seq=1)))
     if jax.process_index() == 0:
-        report.write(workdir, record)
+        write_record(workdir, record)
 
 app.run(main, flags_parser=cli.parse_flags)
 """
