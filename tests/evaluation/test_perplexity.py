@@ -332,7 +332,7 @@ MESHES = """
 import pathlib, tempfile
 import jax, numpy as np, pytest
 from interdomain_jax import sharding
-from interdomain_jax.evaluation import corpus_scores
+from interdomain_jax.evaluation import corpus_scores, perplexity
 from tests.evaluation import test_perplexity as tests
 from tests.training.test_mesh_flags import save_run
 

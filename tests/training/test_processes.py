@@ -19,7 +19,7 @@ import train
 from absl import app, flags
 from etils import epath
 from interdomain_jax import cli
-from interdomain_jax.evaluation import perplexity
+from interdomain_jax.evaluation import perplexity, perplexity_report
 from interdomain_jax.evaluation.records import write_record
 from interdomain_jax.preemption import Notice
 from interdomain_jax.training import loop
@@ -35,7 +35,7 @@ def main(argv):
     cli.join_processes(workdir, Notice())
     record = perplexity.evaluate(perplexity.prepare(workdir, dict(data=1, fsdp=-1, tensor=1, seq=1)))
     if jax.process_index() == 0:
-        write_record(workdir, record)
+        perplexity_report.draw(record, write_record(workdir, record).with_suffix(".png"))
 
 app.run(main, flags_parser=cli.parse_flags)
 """
