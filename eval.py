@@ -58,6 +58,9 @@ _LIMIT = flags.DEFINE_integer("limit", None, "Questions of each benchmark of a s
 _MAX_LENGTH = flags.DEFINE_integer(
     "max_length", None, "Most tokens that the model reads for a suite's question; the training context if not given."
 )
+_PREFIX_TOKEN = flags.DEFINE_integer(
+    "prefix_token", None, "Id of the token before every text of a suite; that of the end of a document if not given."
+)
 
 _RECALL = flags.DEFINE_list("recall", None, f"Recall tasks, of {', '.join(recall.TASKS)}.")
 _RECALL_LENGTHS = flags.DEFINE_list(
@@ -80,7 +83,7 @@ _RUNS = flags.DEFINE_list("runs", None, "Directories of the runs that --report g
 _PERPLEXITY = "perplexity"
 _FLAGS = {
     _PERPLEXITY: (_MAX_TOKENS, _MODE, _STRIDE, _LENGTHS, _CORPORA, _POSITIONS, _PIECE_TOKENS, _NAME),
-    "suite": (_SUITE, _SUITE_DATA, _LIMIT, _MAX_LENGTH, _BATCH_SIZE, _SEED),
+    "suite": (_SUITE, _SUITE_DATA, _LIMIT, _MAX_LENGTH, _PREFIX_TOKEN, _BATCH_SIZE, _SEED),
     "recall": (_RECALL, _RECALL_LENGTHS, _RECALL_ENTRIES, _RECALL_COUNT, _BATCH_SIZE, _SEED),
     "report": (_REPORT, _RUNS),
 }
@@ -135,6 +138,7 @@ def prepare(kind: str) -> list[Callable[[], Record]]:
                     batch_size=_BATCH_SIZE.value or "auto",
                     limit=_LIMIT.value,
                     max_length=_MAX_LENGTH.value,
+                    prefix_token=_PREFIX_TOKEN.value,
                     seed=_SEED.value,
                     data=_SUITE_DATA.value,
                 )

@@ -7,39 +7,14 @@ Then `eval.py --suite=commonsense8 --suite_data=/data/suites` needs no network. 
 
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import app, flags
 
 from interdomain_jax import cli
 from interdomain_jax.evaluation import suites
-from interdomain_jax.evaluation.suites import Source
 from interdomain_jax.workdir import require_writable
 
 _SUITE = flags.DEFINE_list("suite", None, f"Names with commas between them: {', '.join(suites.SUITES)}.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "The directory to fill.", required=True)
-
-
-def write_rows(suite: str, source: Source, directory: str) -> None:
-    """Writes the rows of a source as JSON lines, unless they are there.
-
-    Raises:
-        FileNotFoundError: the hub does not give them.
-    """
-    import datasets
-
-    path = source.path(directory)
-    if path.exists():
-        return
-    config = None if source.config == "default" else source.config
-    try:
-        rows = datasets.load_dataset(source.dataset, config, split=source.split)
-    # The hub and what is below it raise errors of many libraries.
-    except Exception as error:
-        raise suites.hub_error(suite, source, error, directory) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    rows.to_json(temporary, force_ascii=False)
-    temporary.replace(path)
-    logging.info("%s: %d rows", path, len(rows))
 
 
 def main(_: list[str]) -> None:
@@ -48,7 +23,7 @@ def main(_: list[str]) -> None:
         names = [suites.suite_name(name) for name in _SUITE.value]
         for name in names:
             for source in suites.sources(name).values():
-                write_rows(name, source, _OUTPUT.value)
+                suites.write_rows(name, source, _OUTPUT.value)
 
 
 if __name__ == "__main__":

@@ -284,6 +284,30 @@ def load_benchmark(suite: str, name: str, source: Source, data: epath.PathLike |
     return loaded["tasks"][task]
 
 
+def write_rows(suite: str, source: Source, directory: str) -> None:
+    """Writes the rows of a source as JSON lines, unless they are there.
+
+    Raises:
+        FileNotFoundError: the hub does not give them.
+    """
+    import datasets
+
+    path = source.path(directory)
+    if path.exists():
+        return
+    config = None if source.config == "default" else source.config
+    try:
+        rows = datasets.load_dataset(source.dataset, config, split=source.split)
+    # The hub and what is below it raise errors of many libraries.
+    except Exception as error:
+        raise hub_error(suite, source, error, directory) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    rows.to_json(temporary, force_ascii=False)
+    temporary.replace(path)
+    logging.info("%s: %d rows", path, len(rows))
+
+
 def evaluate(task: Task) -> Record:
     """Restores the parameters and asks the questions; what an interrupted run has answered is not asked again."""
     from lm_eval import evaluate as ask

@@ -20,7 +20,7 @@ from lm_eval.api.model import LM
 from configs import tiny
 from interdomain_jax import checkpoints, cli
 from interdomain_jax import workdir as workdirs
-from interdomain_jax.evaluation import harness, likelihoods, suite_data, suites
+from interdomain_jax.evaluation import harness, likelihoods, suites
 from interdomain_jax.evaluation.records import read_records
 from interdomain_jax.experiment import build_experiment
 from tests.evaluation.suite_rows import ROWS, write_rows
@@ -198,7 +198,7 @@ def test_every_suite_from_end_to_end(workdir, data, tmp_path):
     """By the command line, with no network. lm-eval#1471, the prefix token is recorded; lm-eval#934, strict JSON."""
     names = list(suites.SUITES)
     arguments = [f"--workdir={workdir}", f"--suite={','.join(names)}", f"--suite_data={data}", "--limit=2"]
-    arguments.append("--max_length=1024")
+    arguments += ["--max_length=1024", f"--prefix_token={EOS - 1}"]
     program = (
         network_raises("AssertionError")
         + f"""
@@ -217,7 +217,7 @@ runpy.run_path("eval.py", run_name="__main__")
     assert set(found) == set(names)
     for name, record in found.items():
         assert record.kind == "suite"
-        assert record.settings["prefix_token"] == EOS
+        assert record.settings["prefix_token"] == EOS - 1
         assert (record.settings["limit"], record.settings["num_fewshot"]) == (2, 0)
         headlines = [
             next(each for each in record.measurements if (each.task, each.metric) == (task, facts["headline"]))
@@ -275,7 +275,7 @@ def test_missing_data_gives_the_command(workdir, data, tmp_path, monkeypatch, ca
     with pytest.raises(FileNotFoundError, match=rf"EleutherAI/wikitext_document_level.*{command}DIRECTORY$"):
         suites.prepare(workdir, ONE, suite="wikitext2")
     with pytest.raises(SystemExit) as end, cli.exit_on_bad_input():
-        suite_data.write_rows("wikitext2", suites.sources("wikitext2")["wikitext2"], str(tmp_path))
+        suites.write_rows("wikitext2", suites.sources("wikitext2")["wikitext2"], str(tmp_path))
     assert re.search(command, end.value.code)
 
 
@@ -317,9 +317,9 @@ def test_data_sets_are_got_once(tmp_path, monkeypatch):
     hub.write_text('{"text": "one café"}\n{"text": "two \\"words\\""}\n')
     monkeypatch.chdir(tmp_path)
     from_hub = suites.load_benchmark("lambada", "lambada", source, None)
-    suite_data.write_rows("lambada", source, "got")
+    suites.write_rows("lambada", source, "got")
     hub.unlink()
-    suite_data.write_rows("lambada", source, "got")
+    suites.write_rows("lambada", source, "got")
     assert source.path("got").read_text(encoding="utf-8") == '{"text":"one café"}\n{"text":"two \\"words\\""}\n'
     from_files = suites.load_benchmark("lambada", "lambada", source, "got")
     assert list(from_hub.eval_docs) == list(from_files.eval_docs) == [{"text": "one café"}, {"text": 'two "words"'}]

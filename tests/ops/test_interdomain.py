@@ -112,7 +112,7 @@ def compiled_state_at(packed):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_the_state_at_a_position_is_that_of_the_tokens_before(packed, positions, seed):
-    """Against the recurrence token by token in NumPy; positions beyond the row mean all of it."""
+    """mamba#518. Against the recurrence token by token in NumPy; positions beyond the row mean all of it."""
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(2, 40, 2, 3)).astype(np.float32)
     dynamics = random_dynamics(rng, 2, 4)
