@@ -12,36 +12,26 @@ import lm_eval
 import numpy as np
 import pytest
 import yaml
-from etils import epath
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
-from configs import tiny
-from interdomain_jax import checkpoints
-from interdomain_jax import workdir as workdirs
 from interdomain_jax.data.tokenizers import load_tokenizer
 from interdomain_jax.evaluation.harness import InterdomainLM, _encode_pair
 from interdomain_jax.evaluation.likelihoods import Continuation, continuation_likelihoods
-from interdomain_jax.experiment import build_experiment
 from interdomain_jax.trained import find_trained
+from tests.evaluation.untrained import begin_run, save_params
 from tests.network import network_raises
 from tests.virtual_devices import run_on_eight_devices
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
 
 ONE = dict(data=1, fsdp=1, tensor=1, seq=1)
 WINDOW = 24
 EOS = 256
 MIXERS = ("interdomain", "softmax")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_programs():
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,21 +45,13 @@ def no_network():
 
 
 def untrained(directory, mixer):
-    """A run whose model is not trained, its choices clear all the same."""
-    config = tiny.get_config(mixer)
-    sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "init_std": 0.5}
-    config.update_from_flattened_dict({f"model.{name}": size for name, size in sizes.items()})
     # The devices share the columns.
-    config.model.vocab_size = 264
-    config.data.sequence_length = WINDOW
-    workdirs.save_config(epath.Path(directory), config)
-    model, _ = build_experiment(config)
-    params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    fields = {"model.vocab_size": 264, "model.mlp_dim": 32, "model.init_std": 0.5, "data.sequence_length": WINDOW}
+    params = begin_run(directory, mixer, fields)
     # What it generates is ASCII, so that every token is a character.
     params["unembed"]["kernel"] = params["unembed"]["kernel"].at[:, 128:].multiply(0.1)
-    with checkpoints.open_checkpoints(epath.Path(directory)) as opened:
-        checkpoints.save(opened, 5, {checkpoints.PARAMS_ITEM: params}, {})
-        checkpoints.save(opened, 6, {checkpoints.PARAMS_ITEM: jax.tree.map(lambda leaf: 0.9 * leaf, params)}, {})
+    save_params(directory, 5, params)
+    save_params(directory, 6, jax.tree.map(lambda leaf: 0.9 * leaf, params))
     return str(directory)
 
 

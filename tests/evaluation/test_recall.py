@@ -8,11 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 
-from configs import tiny
-from interdomain_jax import checkpoints, sharding
-from interdomain_jax import workdir as workdirs
+from interdomain_jax import sharding
 from interdomain_jax.evaluation.recall.accuracy import (
     answer_sequences,
     contains,
@@ -24,36 +21,23 @@ from interdomain_jax.evaluation.recall.evaluate import TextCell, evaluate, prepa
 from interdomain_jax.evaluation.recall.induction_heads import induction_heads
 from interdomain_jax.evaluation.recall.mqar import Part, mqar
 from interdomain_jax.evaluation.records import read_records
-from interdomain_jax.experiment import build_experiment
+from tests.evaluation.untrained import begin_run, save_params
 from tests.quick import quick_environment, quick_jit
 from tests.virtual_devices import run_on_eight_devices
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 ONE = dict(data=1, fsdp=1, tensor=1, seq=1)
 ASKED = dict(tasks=("needle", "phonebook", "induction_heads"), lengths=(600,), entries=(3,), count=5, seed=3)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_programs():
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A model that was not trained, with layers of both kinds; its choices are clear."""
+    """With layers of both kinds, and more ids than the tokenizer has."""
     directory = tmp_path_factory.mktemp("run")
-    config = tiny.get_config("interdomain,softmax")
-    # More ids than the tokenizer has.
-    sizes = {"vocab_size": 260, "d_model": 16, "num_layers": 2, "num_heads": 2, "head_dim": 8, "state_dim": 4}
-    config.model.update(sizes | {"init_std": 0.3})
-    workdirs.save_config(epath.Path(directory), config)
-    model, _ = build_experiment(config)
-    params = quick_jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    with checkpoints.open_checkpoints(epath.Path(directory)) as opened:
-        checkpoints.save(opened, 5, {checkpoints.PARAMS_ITEM: params}, {})
+    fields = {"model.vocab_size": 260, "model.num_layers": 2, "model.state_dim": 4}
+    save_params(directory, 5, begin_run(directory, "interdomain,softmax", fields))
     return directory
 
 

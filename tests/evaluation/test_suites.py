@@ -11,34 +11,25 @@ from pathlib import Path
 
 import datasets
 import jax
-import jax.numpy as jnp
 import pytest
 from etils import epath
 from lm_eval import evaluate
 from lm_eval.api.model import LM
 
-from configs import tiny
-from interdomain_jax import checkpoints, cli
+from interdomain_jax import cli
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.evaluation import harness, likelihoods, suites
 from interdomain_jax.evaluation.records import read_records
-from interdomain_jax.experiment import build_experiment
 from tests.evaluation.suite_rows import ROWS, write_rows
+from tests.evaluation.untrained import begin_run, save_params
 from tests.network import network_raises
-from tests.quick import quick_environment, quick_jit
+from tests.quick import quick_environment
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 ONE = dict(data=1, fsdp=1, tensor=1, seq=1)
 EOS = 256
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_programs():
-    """Programs here are compiled fast and run slower: most of the time is compiling."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,17 +53,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A run whose model was not trained."""
     directory = epath.Path(tmp_path_factory.mktemp("run"))
-    config = tiny.get_config("interdomain")
-    config.update_from_flattened_dict(
-        {"model.d_model": 16, "model.num_layers": 1, "model.num_heads": 2, "model.head_dim": 8, "model.init_std": 0.3}
-    )
-    workdirs.save_config(directory, config)
-    model, _ = build_experiment(config)
-    params = quick_jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    with checkpoints.open_checkpoints(directory) as opened:
-        checkpoints.save(opened, 5, {checkpoints.PARAMS_ITEM: params}, {})
+    save_params(directory, 5, begin_run(directory))
     return directory
 
 
