@@ -29,7 +29,7 @@ from interdomain_jax.evaluation.corpus_scores import (
     score_corpus,
 )
 from interdomain_jax.evaluation.progress import show_progress
-from interdomain_jax.evaluation.records import Measurement, Record, make_record
+from interdomain_jax.evaluation.records import MEAN, Measurement, Record, make_record
 from interdomain_jax.evaluation.unfinished import read_unfinished, remove_unfinished, write_unfinished
 from interdomain_jax.experiment import require_positive
 from interdomain_jax.modules.softmax import require_whole_rows
@@ -38,8 +38,6 @@ from interdomain_jax.trained import Trained, find_trained
 CONTEXT_MULTIPLES = (1, 2, 4)
 """The context lengths that are measured unless others are given, in units of the training context."""
 SPLIT = "validation"
-MEAN = "mean"
-"""The task under which a record has the means over several corpora."""
 
 
 class Task(NamedTuple):

@@ -10,8 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.table import Table
 
 from interdomain_jax import charts
-from interdomain_jax.evaluation.perplexity import MEAN
-from interdomain_jax.evaluation.records import Measurement, Record
+from interdomain_jax.evaluation.records import MEAN, Measurement, Record
 
 # Of the first corpus, the second, and so on.
 _COLOURS = (charts.ACCENT, "#c8553d", "#3b8e5a", "#8a5fa8", "#b8862b", "#4a5568")

@@ -25,6 +25,8 @@ from interdomain_jax.version import code_version
 
 FORMAT = 1
 DIRECTORY = "evaluations"
+MEAN = "mean"
+"""The task of the means over several corpora, and the metric of those over the benchmarks of a suite."""
 
 
 class Measurement(NamedTuple):

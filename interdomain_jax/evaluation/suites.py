@@ -26,7 +26,7 @@ from absl import logging
 from etils import epath
 
 from interdomain_jax import strict_json
-from interdomain_jax.evaluation.records import DIRECTORY, Measurement, Record, make_record
+from interdomain_jax.evaluation.records import DIRECTORY, MEAN, Measurement, Record, make_record
 from interdomain_jax.experiment import require_positive
 from interdomain_jax.trained import Trained, find_trained
 from interdomain_jax.workdir import is_remote
@@ -384,7 +384,7 @@ def mean_of(suite: str, headlines: Sequence[Measurement]) -> Measurement:
     errors = [each.error for each in headlines if each.error is not None]
     error = math.hypot(*errors) / len(errors) if len(errors) == len(headlines) else None
     samples = sum(each.samples for each in headlines)
-    return Measurement(suite, "mean", statistics.fmean(values), samples, error=error)
+    return Measurement(suite, MEAN, statistics.fmean(values), samples, error=error)
 
 
 def hub_error(

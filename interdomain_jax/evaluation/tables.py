@@ -17,7 +17,7 @@ from etils import epath
 from interdomain_jax import strict_json
 from interdomain_jax.evaluation import published
 from interdomain_jax.evaluation.published import Block, Point, Quantity, Table
-from interdomain_jax.evaluation.records import Measurement, Record, read_records
+from interdomain_jax.evaluation.records import MEAN, Measurement, Record, read_records
 from interdomain_jax.workdir import FREE_ON_RESUME
 
 MODES = ("windows", "strided", "documents", "carried")
@@ -29,8 +29,6 @@ Key = tuple[str, str, int | None]
 # Fields of a config that results do not depend on, or by their rounding alone; and the seed.
 _NO_RECIPE = ({*FREE_ON_RESUME} - {"data.corpora"}) | {"seed", "eval_every", "eval_tokens", "best_checkpoints_to_keep"}
 
-_MEAN = "mean"
-"""The task under which a record has the means over its corpora."""
 _LOSS: Key = (published.VALIDATION, "loss", None)
 _PERPLEXITY: Key = (published.VALIDATION, "perplexity", None)
 _AGAINST_SOFTMAX: Key = (published.VALIDATION, published.AGAINST_SOFTMAX, None)
@@ -315,7 +313,7 @@ def _blocks(table: Table, runs: Sequence[Run]) -> list[Block]:
     if table is published.LENGTHS_BY_CORPUS:
         tasks = dict.fromkeys(task for task, metric, at in keys if metric == "perplexity" and at is not None)
         for task in tasks:
-            if task not in (*published.CORPORA, _MEAN):
+            if task not in (*published.CORPORA, MEAN):
                 quantity = Quantity("", ((task, "perplexity"),))
                 blocks.append(Block(task, _at(quantity, _measured_sizes(quantity, runs)), {}))
     return [_with_measured_sizes(block, runs) for block in blocks]
