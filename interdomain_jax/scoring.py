@@ -101,7 +101,7 @@ def next_token_scores(
 
     def summarize(summary: LogitSummary, chunk: tuple[Array, Array]) -> tuple[LogitSummary, None]:
         ids, columns = chunk
-        logits = jnp.matmul(hidden.astype(dtype), columns.astype(dtype), preferred_element_type=wide)
+        logits = _product(hidden.astype(dtype), columns.astype(dtype))
         logits = jnp.where(ids < vocab_size, logits, -jnp.inf)
         maximum = jax.lax.stop_gradient(jnp.maximum(summary.maximum, logits.max(axis=-1)))
         total = summary.total * jnp.exp(summary.maximum - maximum) + jnp.exp(logits - maximum[..., None]).sum(axis=-1)
@@ -121,6 +121,27 @@ def next_token_scores(
     # The difference of two logits first: they may be so large that a float32 near them has no room for the logarithm.
     nats = (summary.maximum - summary.target) + jnp.log(summary.total)
     return TokenScores(jnp.where(scored, nats, 0.0), summary.target >= summary.maximum)
+
+
+@jax.custom_vjp
+def _product(hidden: Array, columns: Array) -> Array:
+    """`hidden` [B, T, d_model] @ `columns` [d_model, V], summed in float32 at least."""
+    return jnp.matmul(hidden, columns, preferred_element_type=jnp.promote_types(hidden.dtype, jnp.float32))
+
+
+def _product_forward(hidden: Array, columns: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _product(hidden, columns), (hidden, columns)
+
+
+def _product_backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    # Autodiff would write the second product the other way around, for which a CPU first transposes all the logits'.
+    hidden, columns = saved
+    to_hidden = jnp.matmul(cotangent, columns.T, preferred_element_type=cotangent.dtype)
+    to_columns = jnp.einsum("btd,btv->dv", hidden, cotangent, preferred_element_type=cotangent.dtype)
+    return to_hidden.astype(hidden.dtype), to_columns.astype(columns.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def next_token_score(hidden: Array, kernel: Array, targets: Array, loss_mask: Array, *, vocab_chunks: int) -> Score:
