@@ -3,7 +3,7 @@
 import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from interdomain_jax import charts, strict_json
+from interdomain_jax import charts, markdown, strict_json
 from interdomain_jax.evaluation import published
 from interdomain_jax.evaluation.published import Quantity
 from interdomain_jax.evaluation.tables import Cell, Found, Grid, Report, Source
@@ -146,10 +146,10 @@ def _grid_rows(grid: Grid, across: bool) -> list[str]:
     heads = [[_label(line.mixer), line.size, line.origin] for line in grid.lines]
     if across:
         columns = [", ".join(head) for head in heads]
-        return _table(
+        return markdown.table(
             ["", *columns], [[label, *row] for label, row in zip(labels, zip(*cells, strict=True), strict=True)]
         )
-    return _table(
+    return markdown.table(
         ["model", "size", "from", *labels], [head + row for head, row in zip(heads, cells, strict=True)], left=3
     )
 
@@ -178,7 +178,7 @@ def _point_rows(report: Report) -> list[str]:
         for origin, points in (("paper", report.published_points), ("measured", report.measured_points))
         for point in points
     ]
-    return _table(["model", "size", "from", "C = 6 N D, flops", "validation perplexity"], rows, left=3)
+    return markdown.table(["model", "size", "from", "C = 6 N D, flops", "validation perplexity"], rows, left=3)
 
 
 def _other_rows(report: Report) -> list[str]:
@@ -196,7 +196,7 @@ def _other_rows(report: Report) -> list[str]:
         for source, each in (found for found in report.others if not _is_in_json_alone(report, found))
     ]
     heads = ["run", "task", "metric", "at", "value", "standard error", "samples", "source"]
-    return _table(heads, rows, left=3) if rows else []
+    return markdown.table(heads, rows, left=3) if rows else []
 
 
 def _is_in_json_alone(report: Report, found: Found) -> bool:
@@ -220,12 +220,6 @@ def _source_row(source: Source) -> str:
         *([", ".join(settings)] if settings else []),
     ]
     return f"{source.number}. " + "; ".join(parts)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
-    """A table in Markdown, all columns but the first ones aligned to the right."""
-    marks = ["---"] * left + ["---:"] * (len(heads) - left)
-    return ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (heads, marks, *rows)]
 
 
 def draw_compute(report: Report) -> Figure:
