@@ -38,6 +38,9 @@ def base_config(mixers: str) -> ConfigDict:
     config.model.rope_base = 10_000.0
     # Complex modes M of a head's state.
     config.model.state_dim = 64
+    # Range of the heads' first step lengths, log-uniform; a head begins with a memory of 2 / step tokens. The paper's,
+    # for a context of 4,096.
+    config.model.delta_range = (1e-3, 1e-1)
     # The repeating pattern of mixers.
     config.model.mixers = tuple(mixers.split(","))
     # How two complex coefficients become a real output: "bilinear" as printed, or "hermitian".

@@ -150,9 +150,9 @@ def _cube(cube: Sequence[Model]) -> list[str]:
         [
             model.label,
             f"{model.parameters:,}",
-            _number(model.losses[:, 0]),
+            number(model.losses[:, 0]),
             f"{np.exp(model.losses[:, 0]).mean():.2f}",
-            _difference(model, ours.get("interdomain")),
+            difference(model, ours.get("interdomain")),
             f"{PAPER[model.mixer]:.4f}",
             f"{PAPER[model.mixer] - PAPER['interdomain']:+.4f}",
         ]
@@ -160,7 +160,7 @@ def _cube(cube: Sequence[Model]) -> list[str]:
     ]
     heads = ["cell", "parameters", "loss", "perplexity", "above interdomain", "paper, 125M", "above interdomain, paper"]
     axes = [
-        [what, _difference(ours[without], ours[full]), f"{PAPER[without] - PAPER[full]:+.4f}"]
+        [what, difference(ours[without], ours[full]), f"{PAPER[without] - PAPER[full]:+.4f}"]
         for what, full, without in WITHOUT
         if {full, without} <= {*ours}
     ]
@@ -207,7 +207,7 @@ def _reads(models: Sequence[Model], d_model: int) -> list[str]:
     if {*pair} != {"bilinear", "hermitian"}:
         return []
     rows = [
-        [read, _number(model.losses[:, 0]), f"{np.exp(model.loss):.2f}", _difference(model, pair["bilinear"])]
+        [read, number(model.losses[:, 0]), f"{np.exp(model.loss):.2f}", difference(model, pair["bilinear"])]
         for read, model in pair.items()
     ]
     return ["## The two reads", "", *markdown.table(["read", "loss", "perplexity", "above bilinear"], rows), ""]
@@ -223,7 +223,7 @@ def _scaling(scaled: Sequence[Model]) -> list[str]:
             f"{model.parameters:,}",
             f"{model.tokens:,}",
             f"{model.compute:.2e}",
-            _number(model.losses[:, 0]),
+            number(model.losses[:, 0]),
             f"{np.exp(model.loss):.2f}",
         ]
         for model in scaled
@@ -246,14 +246,14 @@ def _sources(records: Sequence[Record]) -> list[str]:
     return ["## Sources", "", f"Commits {', '.join(commits)}; {'; '.join(machines)}. Each record has its own."]
 
 
-def _number(values: np.ndarray) -> str:
+def number(values: np.ndarray) -> str:
     """The mean, and the spread where there is one."""
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return f"{values.mean():.4f} ± {values.std(ddof=1):.4f} ({len(values)})"
 
 
-def _difference(model: Model, other: Model | None) -> str:
+def difference(model: Model, other: Model | None) -> str:
     """How far a loss lies above another one, seed by seed."""
     if other is None:
         return ""

@@ -26,7 +26,7 @@ def load(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["tiny", *PUBLISHED])
+@pytest.mark.parametrize("name", ["tiny", "small", *PUBLISHED])
 def test_every_mixer_builds(name):
     fields = {field.name for field in dataclasses.fields(Decoder)} - {"parent", "name"}
     for mixers in [*MIXERS, "interdomain,softmax"]:
@@ -35,7 +35,7 @@ def test_every_mixer_builds(name):
         assert Decoder(**config.model).mixers == tuple(mixers.split(","))
 
 
-@pytest.mark.parametrize("name", ["tiny", *PUBLISHED])
+@pytest.mark.parametrize("name", ["tiny", "small", *PUBLISHED])
 def test_every_field_has_a_comment(name):
     commented = re.compile(r"^ +#.*\n +config\.([\w.]+) = ", re.MULTILINE)
     common = set(commented.findall((CONFIGS / "common.py").read_text()))

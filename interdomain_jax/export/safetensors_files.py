@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 _TEXT = "interdomain_jax"
 
 # Flax's own; how a model begins, for it has begun; and how it is computed, for whoever computes it to say.
-_NOT_SAVED = ("parent", "name", "init_std", "chunk_size", "implementation", "remat", "scan_layers")
+_NOT_SAVED = ("parent", "name", "init_std", "delta_range", "chunk_size", "implementation", "remat", "scan_layers")
 
 
 class Loaded(NamedTuple):

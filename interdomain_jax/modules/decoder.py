@@ -11,7 +11,7 @@ from flax.typing import Dtype
 
 from interdomain_jax.array_types import Activations, Logits, Positions, SegmentIds, Tokens
 from interdomain_jax.modules.layers import MATRIX_INIT_STD, MIXER_INPUTS, ROPE_BASE, RMSNorm, SwiGLU, check_heads
-from interdomain_jax.modules.mixers import MIXERS, RecurrentCache
+from interdomain_jax.modules.mixers import DELTA_RANGE, MIXERS, RecurrentCache
 from interdomain_jax.modules.softmax import KeyValueCache
 from interdomain_jax.ops.dynamics import Read
 from interdomain_jax.ops.interdomain import MAX_CHUNK_SIZE, Implementation
@@ -50,6 +50,7 @@ class Decoder(nn.Module):
         mlp_dim: hidden width of the SwiGLU layers; None for the paper's, `swiglu_hidden_dim(d_model)`.
         rope_base: of the rotations in every mixer that rotates, see `apply_rope`.
         state_dim: modes M of a recurrent mixer.
+        delta_range: of the first step lengths of a recurrent mixer, see `InterdomainAttention`.
         read: "bilinear" or "hermitian", see `interdomain_attention`.
         output_gate: the optional SiLU gate on a recurrent mixer's output; softmax has none.
         chunk_size: tokens in a chunk; None for the default.
@@ -77,6 +78,7 @@ class Decoder(nn.Module):
     mlp_dim: int | None = None
     rope_base: float = ROPE_BASE
     state_dim: int = 64
+    delta_range: tuple[float, float] = DELTA_RANGE
     read: Read = "bilinear"
     output_gate: bool = False
     chunk_size: int | None = None
@@ -225,6 +227,7 @@ class Decoder(nn.Module):
         return partial(
             make,
             state_dim=self.state_dim,
+            delta_range=self.delta_range,
             read=self.read,
             output_gate=self.output_gate,
             chunk_size=self.chunk_size,
@@ -268,6 +271,9 @@ class Decoder(nn.Module):
         for field in ("init_std", "rope_base"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} must be above 0; got {getattr(self, field)}.")
+        low, high = self.delta_range
+        if not 0 < low <= high:
+            raise ValueError(f"delta_range must be two numbers above 0, the smaller first; got {self.delta_range}.")
         if self.num_layers % len(self.mixers):
             raise ValueError(
                 f"num_layers must be a multiple of the {len(self.mixers)} mixers of the pattern; got {self.num_layers}."

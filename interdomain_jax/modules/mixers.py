@@ -46,7 +46,7 @@ from interdomain_jax.ops.interdomain import Implementation, interdomain_attentio
 from interdomain_jax.ops.shards import over_mesh
 
 DELTA_RANGE = (1e-3, 1e-1)
-"""Range of the initial step length, log-uniform (paper, section 2, step 6); see `_spread_log_delta`."""
+"""Range of the initial step lengths (paper, section 2, step 6), for contexts of 4,096 tokens."""
 
 # How a mixer's parameters lie on axes, see `over_mesh`; all others have one entry a head.
 _PARAMETER_AXES = {
@@ -80,6 +80,8 @@ class InterdomainAttention(nn.Module):
         num_kv_heads: heads Hkv of keys, values and states; None for one each. Query heads share a state in groups; a
             linear contraction reads each state by itself, and ignores it.
         state_dim: complex modes M of a state.
+        delta_range: between which the initial step lengths of the heads are log-uniform. A head with step length delta
+            starts with a memory of 2 / delta tokens.
         inputs: "dual", keys through the feature map beside raw values; "single", two generic convolved projections.
         projection: "query", each token reads the state through its own features; "linear", a learned fixed contraction.
         rope: whether queries and keys (the first half of a single input) are rotated.
@@ -99,6 +101,7 @@ class InterdomainAttention(nn.Module):
     head_dim: int
     num_kv_heads: int | None = None
     state_dim: int = 64
+    delta_range: tuple[float, float] = DELTA_RANGE
     inputs: Literal["dual", "single"] = "dual"
     projection: Literal["query", "linear"] = "query"
     rope: bool = True
@@ -299,7 +302,13 @@ class InterdomainAttention(nn.Module):
     def _dynamics(self) -> dict[str, Array]:
         modes, heads = self.state_dim, self._kv_heads
         eigenvalues = s4d_inv(modes)
-        log_delta = self.param("log_delta", _spread_log_delta, (heads,), self.param_dtype)
+        low, high = np.log(self.delta_range)
+        log_delta = self.param(
+            "log_delta",
+            lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, low, high),
+            (heads,),
+            self.param_dtype,
+        )
         log_neg_a_real = self.param(
             "log_neg_a_real", _every_head(np.log(-eigenvalues.real)), (heads, modes), self.param_dtype
         )
@@ -315,18 +324,6 @@ class InterdomainAttention(nn.Module):
                 "mode_weights", nn.initializers.ones, (heads, modes), self.param_dtype
             )
         return parameters
-
-
-def _spread_log_delta(key: Array, shape: tuple[int], dtype: Dtype) -> Array:
-    """Draws one entry from each of as many equal parts of the logarithmic range as there are heads, in random order.
-
-    Each head's step length is log-uniform over the whole range, as in the paper. Drawn independently, the two or three
-    heads of a small model are often all slow, and such a model pairs no key with its own value for a long time.
-    """
-    within, order = jax.random.split(key)
-    low, high = np.log(DELTA_RANGE)
-    parts = jax.random.permutation(order, shape[0]) + jax.random.uniform(within, shape)
-    return (low + (high - low) * parts / shape[0]).astype(dtype)
 
 
 def layer_dynamics(parameters: Mapping[str, Array]) -> Dynamics:

@@ -238,6 +238,8 @@ def test_the_base_of_the_rotations_reaches_the_mixers(name, rotates):
         (dict(init_std=0.0), "init_std must be above 0; got 0.0"),
         (dict(rope_base=-1.0), "rope_base must be above 0; got -1.0"),
         (dict(rope_base=float("nan")), "rope_base must be above 0; got nan"),
+        (dict(delta_range=(0.1, 0.01)), "delta_range must be two numbers above 0, the smaller first; got (0.1, 0.01)"),
+        (dict(delta_range=(0.0, 0.1)), "delta_range must be two numbers above 0, the smaller first; got (0.0, 0.1)"),
         (dict(mlp_dim=0), "mlp_dim must be at least 1; got 0"),
         (dict(read="real"), "read must be one of ('bilinear', 'hermitian'); got 'real'"),
         (dict(remat=True), "remat must be one of ('none', 'dots', 'mixer_inputs', 'full'); got True"),

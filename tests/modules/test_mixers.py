@@ -212,6 +212,8 @@ def test_initial_values_are_the_papers():
     assert np.log(0.9e-1) < log_delta.max() <= np.log(1e-1)
     assert float(log_delta.mean()) == pytest.approx(np.log(1e-2), abs=0.2)
     assert float(params["query"]["kernel"].std()) == pytest.approx(0.02, rel=0.05)
+    other = quick_jit(mixer.clone(delta_range=(0.5, 0.6)).init)(jax.random.key(0), x)["params"]["log_delta"]
+    assert np.log(0.5) <= other.min() < other.max() <= np.log(0.6)
 
 
 @pytest.mark.parametrize("name", ["interdomain", "dual_linear"])
