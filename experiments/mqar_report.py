@@ -13,23 +13,24 @@ from interdomain_jax import charts, strict_json
 STYLES: dict[str, dict[str, Any]] = {
     "softmax": dict(color=charts.INK, marker="o"),
     "interdomain": dict(color=charts.ACCENT, marker="o"),
+    "interdomain_hermitian": dict(color=charts.ACCENT, marker="s", linestyle="--"),
     "s4d": dict(color=charts.INK, marker="o", linestyle=":"),
 }
 
 
 def best_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each mixer at the peak rate whose mean loss is the smallest."""
+    """The runs of each kind of model at the peak rate whose mean loss is the smallest."""
     best = {}
-    for mixer in dict.fromkeys(run.mixer for run in runs):
-        own = [run for run in runs if run.mixer == mixer]
+    for model in dict.fromkeys(run.model for run in runs):
+        own = [run for run in runs if run.model == model]
         rates = {run.learning_rate for run in own}
         of_rate = [[run for run in own if run.learning_rate == rate] for rate in sorted(rates)]
-        best[mixer] = min(of_rate, key=lambda runs: np.mean([run.loss for run in runs]))
+        best[model] = min(of_rate, key=lambda runs: np.mean([run.loss for run in runs]))
     return best
 
 
 def as_markdown(runs: Sequence[Run], header: Mapping[str, Any]) -> str:
-    """The table: a row for each mixer, mean accuracies over the seeds, in per cent, and their range."""
+    """The table: a row for each kind of model, mean accuracies over the seeds, in per cent, and their range."""
     kinds = [f"{length}, {pairs}" for length, pairs in TEST_LENGTHS_AND_PAIRS]
     sizes = [run.parameters for run in runs]
     lines = [
@@ -40,29 +41,30 @@ def as_markdown(runs: Sequence[Run], header: Mapping[str, Any]) -> str:
         f"the kinds {' / '.join(f'{length}, {pairs}' for length, pairs in TRAINING_LENGTHS_AND_PAIRS)}; tested on "
         f"{TEST_SEQUENCES:,} others of each kind. The mean over the seeds, in brackets the smallest and the largest.",
         "",
-        f"| mixer | peak rate | seeds | loss | {' | '.join(kinds)} |",
+        f"| model | peak rate | seeds | loss | {' | '.join(kinds)} |",
         f"|---|---:|---:|---:|{'---:|' * len(kinds)}",
     ]
-    for mixer, own in best_runs(runs).items():
+    for model, own in best_runs(runs).items():
         cells = [_cell([run.accuracies[kind] for run in own]) for kind in range(len(kinds))]
         loss = float(np.mean([run.loss for run in own]))
-        lines.append(f"| {mixer} | {own[0].learning_rate:g} | {len(own)} | {loss:.3f} | {' | '.join(cells)} |")
+        lines.append(f"| {model} | {own[0].learning_rate:g} | {len(own)} | {loss:.3f} | {' | '.join(cells)} |")
     chance = " | ".join(f"{100 / pairs:.1f}" for _, pairs in TEST_LENGTHS_AND_PAIRS)
     lines += [
         f"| any value of the sequence | | | | {chance} |",
         "",
         "All runs:",
         "",
-        f"| mixer | peak rate | seed | loss | {' | '.join(kinds)} | seconds |",
+        f"| model | peak rate | seed | loss | {' | '.join(kinds)} | seconds |",
         f"|---|---:|---:|---:|{'---:|' * len(kinds)}---:|",
     ]
     for run in runs:
         cells = [f"{100 * accuracy:.1f}" for accuracy in run.accuracies]
         lines.append(
-            f"| {run.mixer} | {run.learning_rate:g} | {run.seed} | {run.loss:.3f} | {' | '.join(cells)} | "
+            f"| {run.model} | {run.learning_rate:g} | {run.seed} | {run.loss:.3f} | {' | '.join(cells)} | "
             f"{run.seconds:.0f} |"
         )
-    lines += ["", f"`{header['command']}`, commit {header['versions']['commit']}, {header['machine']}.", ""]
+    commits = sorted({str(run.commit) for run in runs})
+    lines += ["", f"`{header['command']}`, commits {', '.join(commits)}, {header['machine']}.", ""]
     return "\n".join(lines)
 
 
@@ -72,15 +74,15 @@ def _cell(accuracies: Sequence[float]) -> str:
 
 
 def draw(runs: Sequence[Run], path: epath.Path) -> None:
-    """Draws accuracy by kind, a line for each mixer and a band over its seeds, and saves a PNG."""
+    """Draws accuracy by kind, a line for each kind of model and a band over its seeds, and saves a PNG."""
     chart = charts.new_chart(
         title="Multi-query associative recall, two layers", x_label="length, pairs", y_label="accuracy (%)"
     )
     places = range(len(TEST_LENGTHS_AND_PAIRS))
-    for mixer, own in best_runs(runs).items():
+    for model, own in best_runs(runs).items():
         accuracies = 100 * np.array([run.accuracies for run in own])
-        style = STYLES.get(mixer, {})
-        chart.axes.plot(places, accuracies.mean(axis=0), linewidth=1.8, markersize=5, label=mixer, **style)
+        style = STYLES.get(model, {})
+        chart.axes.plot(places, accuracies.mean(axis=0), linewidth=1.8, markersize=5, label=model, **style)
         chart.axes.fill_between(
             places, accuracies.min(axis=0), accuracies.max(axis=0), color=style.get("color"), alpha=0.12, linewidth=0
         )

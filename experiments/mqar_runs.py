@@ -17,10 +17,19 @@ from interdomain_jax.evaluation.recall.accuracy import answer_sequences, make_co
 from interdomain_jax.evaluation.recall.mqar import Part, mqar_mix
 from interdomain_jax.evaluation.recall.sequences import Sequences, mixed_batches
 from interdomain_jax.modules.decoder import Decoder
+from interdomain_jax.ops.dynamics import Read
 from interdomain_jax.training.optimizer import make_optimizer
 from interdomain_jax.training.state import init_state
 from interdomain_jax.training.step import make_train_step
+from interdomain_jax.version import code_version
 
+MODELS: dict[str, tuple[str, Read]] = {
+    "softmax": ("softmax", "bilinear"),
+    "interdomain": ("interdomain", "bilinear"),
+    "interdomain_hermitian": ("interdomain", "hermitian"),
+    "s4d": ("s4d", "bilinear"),
+}
+"""The mixer and the read of each kind of model; softmax and s4d have no read."""
 VOCAB_SIZE = 64
 TRAINING_LENGTHS_AND_PAIRS = ((16, 2), (32, 4), (64, 8))
 TEST_LENGTHS_AND_PAIRS = ((16, 2), (32, 4), (32, 8), (64, 8), (64, 16), (128, 8))
@@ -33,47 +42,52 @@ class Run(NamedTuple):
     """One model, trained and tested.
 
     Attributes:
-        mixer: of its layers.
+        model: one of `MODELS`.
         learning_rate: the peak rate.
         seed: of its parameters and of all sequences.
         parameters: number of them.
         loss: nats per answer, the mean of the last updates; of sequences not seen before, as all are.
         accuracies: shares of right answers, in the order of `TEST_LENGTHS_AND_PAIRS`.
         seconds: it took, compilation included.
+        commit: of the code.
     """
 
-    mixer: str
+    model: str
     learning_rate: float
     seed: int
     parameters: int
     loss: float
     accuracies: tuple[float, ...]
     seconds: float
+    commit: str | None
 
 
-def run(mixer: str, learning_rate: float, seed: int, *, num_steps: int, mesh: Mesh) -> Run:
+def run(model: str, learning_rate: float, seed: int, *, num_steps: int, mesh: Mesh) -> Run:
     """Trains and tests a model of the experiment."""
     started = time.perf_counter()
-    config = mqar_config(mixer, learning_rate, num_steps)
+    config = mqar_config(model, learning_rate, num_steps)
     params, losses = train(config, mesh, seed=seed, lengths_and_pairs=TRAINING_LENGTHS_AND_PAIRS)
     accuracies = recall_accuracies(
         config, params, mesh, seed=seed, lengths_and_pairs=TEST_LENGTHS_AND_PAIRS, sequences=TEST_SEQUENCES
     )
     return Run(
-        mixer=mixer,
+        model=model,
         learning_rate=learning_rate,
         seed=seed,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         loss=float(np.mean(losses[-LAST_UPDATES:])),
         accuracies=accuracies,
         seconds=time.perf_counter() - started,
+        commit=code_version()["commit"],
     )
 
 
-def mqar_config(mixer: str, learning_rate: float, num_steps: int) -> ConfigDict:
+def mqar_config(model: str, learning_rate: float, num_steps: int) -> ConfigDict:
     """The config of a run: the paper's recipe for a model of 0.1 million parameters; fields of text stay unused."""
+    mixer, read = MODELS[model]
     config = base_config(mixer)
     config.name = "mqar"
+    config.model.read = read
     config.model.vocab_size = VOCAB_SIZE
     config.model.d_model = 64
     config.model.num_layers = 2
