@@ -10,6 +10,7 @@ on two cores, in pieces: the same command goes on where it was interrupted. `doc
 """
 
 import ast
+import operator
 import os
 from typing import Any
 
@@ -17,16 +18,15 @@ from absl import app, flags
 from etils import epath
 from rich.console import Console
 
+from configs import small
 from experiments import text_lags, text_report, text_runs
-from experiments.text_runs import TextRun
+from experiments.text_runs import EXPERIMENTS, WITH_ONE_SEED, TextRun
 from interdomain_jax import cli
 from interdomain_jax import workdir as workdirs
 from interdomain_jax.errors import RunError
 
-EXPERIMENTS = {"cube": text_runs.cube_runs, "reads": text_runs.read_runs, "scaling": text_runs.scaling_runs}
-
 _EXPERIMENTS = flags.DEFINE_list("experiments", [*EXPERIMENTS], f"Which runs to make, of {', '.join(EXPERIMENTS)}.")
-_SEEDS = flags.DEFINE_list("seeds", ["42", "43", "44"], "Of the cube and the reads; scaling has the first.")
+_SEEDS = flags.DEFINE_list("seeds", ["42", "43", "44"], f"The first one alone for {' and '.join(WITH_ONE_SEED)}.")
 _FIELDS = flags.DEFINE_multi_string("field", [], "A field of every config, for a trial: --field=num_steps=10.")
 _JOBS = flags.DEFINE_integer("jobs", os.cpu_count() or 1, "Runs at a time.", lower_bound=1)
 _WORKDIRS = flags.DEFINE_string("workdirs", "runs/text", "Where the runs have their checkpoints and logs.")
@@ -49,12 +49,12 @@ def planned_runs() -> list[TextRun]:
     runs = [
         run._replace(fields={**run.fields, **fields})
         for name in _EXPERIMENTS.value
-        for run in EXPERIMENTS[name](seeds[:1] if name == "scaling" else seeds)
+        for run in EXPERIMENTS[name](seeds[:1] if name in WITH_ONE_SEED else seeds)
     ]
     for run in runs:
         try:
             _ = run.config
-        except (KeyError, TypeError) as error:
+        except TypeError as error:
             raise ValueError(f"--field: {error.args[0]}") from error
     return runs
 
@@ -63,6 +63,10 @@ def _field(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--field is {text!r}; it must be a name, '=' and a value, such as num_steps=10")
+    try:
+        operator.attrgetter(name)(small.get_config())
+    except AttributeError as error:
+        raise ValueError(f"--field is {text!r}; configs/small.py has no field {name!r}") from error
     try:
         return name, ast.literal_eval(value)
     except (SyntaxError, ValueError):

@@ -12,7 +12,7 @@ from experiments import text_charts, text_lags
 from interdomain_jax import markdown
 from interdomain_jax.evaluation import published
 from interdomain_jax.evaluation.records import Record, read_records
-from interdomain_jax.modules.mixers import MIXERS
+from interdomain_jax.modules.mixers import DELTA_RANGE, MIXERS
 
 MARKDOWN = "README.md"
 WITHOUT = (
@@ -31,6 +31,7 @@ class Model(NamedTuple):
         mixer: of its layers.
         read: "bilinear" or "hermitian".
         d_model: its width.
+        delta_range: of its first step lengths.
         parameters: number of them.
         tokens: that each run was trained on.
         seeds: of the runs, rising.
@@ -43,6 +44,7 @@ class Model(NamedTuple):
     mixer: str
     read: str
     d_model: int
+    delta_range: tuple[float, float]
     parameters: int
     tokens: int
     seeds: tuple[int, ...]
@@ -66,14 +68,21 @@ class Model(NamedTuple):
         """What tables and figures call it."""
         return published.LABELS[self.mixer] + ("" if self.read == "bilinear" else f", {self.read} read")
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is a cell of the cube."""
+        usual = small.get_config(self.mixer).model
+        return (self.read, self.d_model, self.delta_range) == (usual.read, usual.d_model, tuple(usual.delta_range))
+
 
 def read_models(output: epath.Path) -> list[Model]:
     """The models among the results: by width, then in the order of the cube."""
-    groups: dict[tuple[int, int, str], list[Record]] = defaultdict(list)
+    groups: dict[tuple[int, int, str, tuple[float, float]], list[Record]] = defaultdict(list)
     for directory in sorted(path for path in output.iterdir() if path.is_dir()):
         for record in read_records(directory):
             (mixer,), model = record.model["mixers"], record.config["model"]
-            groups[model["d_model"], [*MIXERS].index(mixer), model["read"]].append(record)
+            key = (model["d_model"], [*MIXERS].index(mixer), model["read"], tuple(model["delta_range"]))
+            groups[key].append(record)
     return [_model(sorted(group, key=_seed)) for _, group in sorted(groups.items())]
 
 
@@ -85,6 +94,7 @@ def _model(records: Sequence[Record]) -> Model:
         mixer=first.model["mixers"][0],
         read=first.config["model"]["read"],
         d_model=first.config["model"]["d_model"],
+        delta_range=tuple(first.config["model"]["delta_range"]),
         parameters=first.model["parameters"],
         tokens=first.model["tokens"],
         seeds=tuple(map(_seed, records)),
@@ -110,10 +120,15 @@ def write(output: epath.Path) -> None:
     """Writes the Markdown and the figures beside the records; of a part without any run nothing."""
     models = read_models(output)
     records = [record for path in sorted(output.iterdir()) if path.is_dir() for record in read_records(path)]
-    usual = small.get_config().model.d_model
-    cube = [model for model in models if model.d_model == usual and model.read == "bilinear"]
-    scaled = [model for model in models if model.mixer in text_charts.SCALED and model.read == "bilinear"]
-    parts = [_head(), *_cube(cube), *_lengths(cube), *_reads(models, usual), *_scaling(scaled)]
+    cube = [model for model in models if model.is_usual]
+    usual = small.get_config().model
+    others = [model for model in models if model.d_model == usual.d_model and not model.is_usual]
+    scaled = [
+        model
+        for model in models
+        if model.mixer in text_charts.SCALED and (model.is_usual or model.d_model != usual.d_model)
+    ]
+    parts = [_head(), *_cube(cube), *_lengths(cube), *_memory(cube, others), *_reads(cube, others), *_scaling(scaled)]
     if cube:
         text_charts.draw_cube(cube, output / text_charts.CUBE)
         text_charts.draw_lengths(cube, output / text_charts.LENGTHS)
@@ -181,15 +196,8 @@ def _lengths(cube: Sequence[Model]) -> list[str]:
     if not cube:
         return []
     lengths = cube[0].lengths
-    rows = [
-        [
-            model.label,
-            *(f"{perplexity:.2f}" for perplexity in np.exp(model.losses).mean(axis=0)),
-            _percent(np.exp(model.losses[:, -1] - model.losses[:, 0]) - 1),
-        ]
-        for model in cube
-    ]
-    heads = ["cell", *(f"{length:,}" for length in lengths), f"{lengths[-1] // lengths[0]}x against 1x"]
+    rows = [[model.label, *_perplexities(model)] for model in cube]
+    heads = ["cell", *_length_heads(cube[0])]
     return [
         "## Length extrapolation",
         "",
@@ -202,13 +210,41 @@ def _lengths(cube: Sequence[Model]) -> list[str]:
     ]
 
 
-def _reads(models: Sequence[Model], d_model: int) -> list[str]:
-    pair = {model.read: model for model in models if (model.mixer, model.d_model) == ("interdomain", d_model)}
-    if {*pair} != {"bilinear", "hermitian"}:
+def _length_heads(model: Model) -> list[str]:
+    lengths = model.lengths
+    return [*(f"{length:,}" for length in lengths), f"{lengths[-1] // lengths[0]}x against 1x"]
+
+
+def _perplexities(model: Model) -> list[str]:
+    """By length, and how far that of the longest lies above that of the training context."""
+    growth = np.exp(model.losses[:, -1] - model.losses[:, 0]).mean() - 1
+    return [*(f"{perplexity:.2f}" for perplexity in np.exp(model.losses).mean(axis=0)), f"{100 * growth:+.1f} %"]
+
+
+def _memory(cube: Sequence[Model], others: Sequence[Model]) -> list[str]:
+    """Models that begin with the paper's step lengths beside those of the cube."""
+    slow = [model for model in others if model.delta_range == DELTA_RANGE]
+    if not slow:
         return []
     rows = [
-        [read, number(model.losses[:, 0]), f"{np.exp(model.loss):.2f}", difference(model, pair["bilinear"])]
-        for read, model in pair.items()
+        [model.label, f"{model.delta_range[0]:g} to {model.delta_range[1]:g}", *_perplexities(model)]
+        for mixer in (model.mixer for model in slow)
+        for model in (*cube, *slow)
+        if model.mixer == mixer
+    ]
+    heads = ["cell", "first step lengths", *_length_heads(slow[0])]
+    return ["## Memory and the training context", "", *markdown.table(heads, rows, left=2), ""]
+
+
+def _reads(cube: Sequence[Model], others: Sequence[Model]) -> list[str]:
+    """Interdomain with either read."""
+    bilinear = [model for model in cube if model.mixer == "interdomain"]
+    hermitian = [model for model in others if model.read == "hermitian"]
+    if not (bilinear and hermitian):
+        return []
+    rows = [
+        [model.read, number(model.losses[:, 0]), f"{np.exp(model.loss):.2f}", difference(model, bilinear[0])]
+        for model in (*bilinear, *hermitian)
     ]
     return ["## The two reads", "", *markdown.table(["read", "loss", "perplexity", "above bilinear"], rows), ""]
 
@@ -266,7 +302,3 @@ def difference(model: Model, other: Model | None) -> str:
     if len(common) == 1:
         return f"{differences[0]:+.4f}"
     return f"{differences.mean():+.4f} ± {differences.std(ddof=1):.4f}"
-
-
-def _percent(shares: np.ndarray) -> str:
-    return f"{100 * shares.mean():+.1f} %"

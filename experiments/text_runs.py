@@ -20,6 +20,7 @@ from configs import small
 from interdomain_jax import strict_json
 from interdomain_jax.errors import RunError
 from interdomain_jax.evaluation.records import read_records, record_path
+from interdomain_jax.modules.mixers import DELTA_RANGE
 
 ROOT = Path(__file__).parents[1]
 CUBE = ("interdomain", "s4d", "softmax", "interdomain_no_rope", "dual_linear", "single_query", "s4d_rope")
@@ -65,6 +66,16 @@ def read_runs(seeds: Iterable[int]) -> list[TextRun]:
     return [TextRun(f"interdomain_hermitian_{seed}", "interdomain", {"seed": seed} | fields) for seed in seeds]
 
 
+def memory_runs(seeds: Iterable[int]) -> list[TextRun]:
+    """The range of step lengths that the paper has for 4,096 tokens, at the context of `configs/small.py`."""
+    fields = {"model.delta_range": DELTA_RANGE}
+    return [
+        TextRun(f"{mixer}_paper_steps_{seed}", mixer, {"seed": seed} | fields)
+        for seed in seeds
+        for mixer in ("interdomain", "s4d")
+    ]
+
+
 def scaling_runs(seeds: Iterable[int]) -> list[TextRun]:
     """Three mixers at four sizes; the cube has one of the sizes."""
     usual = small.get_config()
@@ -81,6 +92,10 @@ def scaling_runs(seeds: Iterable[int]) -> list[TextRun]:
             if d_model != usual.model.d_model:
                 runs += [TextRun(f"{mixer}_d{d_model}_{seed}", mixer, {"seed": seed} | fields) for mixer in SCALED]
     return runs
+
+
+EXPERIMENTS = {"cube": cube_runs, "reads": read_runs, "memory": memory_runs, "scaling": scaling_runs}
+WITH_ONE_SEED = ("memory", "scaling")
 
 
 def is_done(run: TextRun, results: epath.Path) -> bool:

@@ -38,8 +38,8 @@ TINY = (
 def test_what_is_planned():
     """Issue-sized: seven cells and three seeds, a million parameters or more, ten million tokens or more."""
     seeds = (42, 43, 44)
-    runs = [*text_runs.cube_runs(seeds), *text_runs.read_runs(seeds), *text_runs.scaling_runs(seeds[:1])]
-    assert len({run.name for run in runs}) == len(runs) == 7 * 3 + 3 + 3 * 3
+    runs = [run for make in text_runs.EXPERIMENTS.values() for run in make(seeds)]
+    assert len({run.name for run in runs}) == len(runs) == (7 + 1 + 2 + 3 * 3) * len(seeds)
     for run in text_runs.cube_runs(seeds):
         config = run.config
         assert config.num_steps * config.data.batch_size * config.data.sequence_length >= 10e6
@@ -97,10 +97,11 @@ def test_a_run_for_real(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("--experiments=cubes", "--experiments=cubes; they must be some of cube, reads, scaling"),
+        ("--experiments=cubes", "--experiments=cubes; they must be some of cube, reads, memory, scaling"),
         ("--seeds=", "--seeds is empty; it must name at least one"),
         ("--field=num_steps", "--field is 'num_steps'; it must be a name, '=' and a value, such as num_steps=10"),
-        ("--field=num_step=3", "num_step"),
+        ("--field=num_step=3", "--field is 'num_step=3'; configs/small.py has no field 'num_step'"),
+        ("--field=num_steps='three'", "--field: "),
     ],
 )
 def test_bad_input(argument, sentence, tmp_path):
@@ -140,6 +141,7 @@ def test_seeds_are_compared_one_by_one():
         mixer="interdomain",
         read="bilinear",
         d_model=8,
+        delta_range=(0.1, 0.2),
         parameters=10,
         tokens=20,
         seeds=(1, 2),
