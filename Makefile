@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling mqar clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling mqar text docs clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -71,6 +71,14 @@ scaling: $(VENV)/dev $(VENV)/compilers
 mqar: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.mqar
 
+# What the results do not have yet: five hours in all on two CPU cores, in as many pieces as you like.
+text: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.text
+
+# The pages of docs/ as a site, in build/docs. A warning is an error.
+docs: $(VENV)/docs
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -79,6 +87,6 @@ $(VENV)/run: requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	touch $@
 
-$(VENV)/dev $(VENV)/bench $(VENV)/compilers: $(VENV)/%: $(VENV)/run pyproject.toml
+$(VENV)/dev $(VENV)/bench $(VENV)/compilers $(VENV)/docs: $(VENV)/%: $(VENV)/run pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@

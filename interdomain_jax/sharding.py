@@ -140,7 +140,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def abstract_batch(
     mesh: Mesh, batch_size: int, sequence_length: int, *, reset: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of the loader, [B, T] each, as `jax.ShapeDtypeStruct`s with their places.
+    """A batch of the loader, each array [B, T] a `jax.ShapeDtypeStruct` with its place.
 
     With `reset` each document is a context of its own.
     """
@@ -154,7 +154,7 @@ def state_sharding(tree: Any, mesh: Mesh) -> Any:
     """The placement of each leaf of a tree of parameters, or of what has their paths in it, such as Adam's moments.
 
     Args:
-        tree: arrays or `jax.ShapeDtypeStruct`s; numbers without axes are copied to every device.
+        tree: arrays, real or `jax.ShapeDtypeStruct`; numbers without axes are copied to every device.
         mesh: from `make_mesh`.
 
     Raises:

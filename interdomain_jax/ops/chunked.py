@@ -146,7 +146,7 @@ def state_chunked(
     """The state after the last token, and no output; arguments already validated, padding last.
 
     Args:
-        inputs: the parts [B, T, Hkv, *] of the channels, together [B, T, Hkv, C].
+        inputs: the parts `[B, T, Hkv, *]` of the channels, together [B, T, Hkv, C].
     """
 
     def block(state: Parts, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:

@@ -31,7 +31,7 @@ from interdomain_jax.array_types import Output, Queries, Values
 
 
 def draw_frequencies(key: Array, *, features: int, width: int, bandwidth: float) -> Float[Array, "F d"]:
-    """Frequencies of the Gaussian kernel exp(-|q - k|^2 / (2 bandwidth^2)): normal, of deviation 1 / bandwidth.
+    """Frequencies of the Gaussian kernel `exp(-|q - k|^2 / (2 bandwidth^2))`: normal, of deviation 1 / bandwidth.
 
     The normal density is the kernel's spectral density (Bochner's theorem; Rahimi and Recht, 2007).
 

@@ -60,7 +60,7 @@ def init_state(model: Decoder, optimizer: Optimizer, *, seed: int, mesh: Mesh) -
 
 
 def abstract_state(model: Decoder, optimizer: Optimizer, mesh: Mesh) -> TrainState:
-    """Returns the state as `jax.ShapeDtypeStruct`s with their places on the mesh, computing nothing.
+    """Returns each array of the state as a `jax.ShapeDtypeStruct` with its place on the mesh, computing nothing.
 
     Raises:
         ValueError: mesh axes that do not divide an axis of a parameter.
