@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling mqar text docs clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint release-check notebook bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling mqar text docs clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -37,6 +37,21 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+
+# Builds the source distribution, from it the wheel, and uses that in a new environment with nothing else in it: two minutes.
+release-check: $(VENV)/dev
+	rm -rf dist $(VENV)-wheel
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	JAX_PLATFORMS=cpu $(VENV)-wheel/bin/python -I tests/use_wheel.py
+
+# A few minutes on two CPU cores, and a new start each time.
+notebook: $(VENV)/dev
+	rm -rf runs/walkthrough
+	JAX_PLATFORMS=cpu $(BIN)/jupyter-execute --inplace examples/walkthrough.ipynb
 
 # mlstm-kernels asks for torch, which its form in plain JAX does not use.
 bench: $(VENV)/bench
@@ -76,11 +91,11 @@ text: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.text
 
 # The pages of docs/ as a site, in build/docs. A warning is an error.
-docs: $(VENV)/docs
+docs: $(VENV)/dev $(VENV)/docs
 	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-wheel build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/run: requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -141,7 +141,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(f"{program}: {error}")
     if len(remaining) > 1:
         sys.exit(f"{program}: unexpected argument {remaining[1]!r}; every option is a --flag=value")
-    _hush_libraries()
+    hush_libraries()
     return remaining
 
 
@@ -219,7 +219,7 @@ def _check_field(config: ConfigDict, override: str) -> None:
         node = node[name]
 
 
-def _hush_libraries() -> None:
+def hush_libraries() -> None:
     """Keeps the log to this package's own lines and everybody's warnings."""
 
     def is_shown(record: python_logging.LogRecord) -> bool:
