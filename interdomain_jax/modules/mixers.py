@@ -144,6 +144,9 @@ class InterdomainAttention(nn.Module):
 
         Returns:
             [B, T, d_model], and the cache after the last token that is not padding, or None if none was given.
+
+        Raises:
+            ValueError: several tokens for a cache of `begin_decoding`.
         """
         batch, length, d_model = x.shape
         decodes = cache is not None and isinstance(cache.state, DecodingState)
@@ -375,7 +378,3 @@ def feature_map(x: Array) -> Array:
 @partial(jax.checkpoint, static_argnums=(4, 5))
 def _normalize_half(half: Array, scale: Array, bias: Array, weights: Array, epsilon: float, dtype: Dtype) -> Array:
     return ((normalize_rms(half, epsilon) * scale + bias) * weights).astype(dtype)
-
-
-def _every_head(values: np.ndarray) -> Initializer:
-    return lambda key, shape, dtype: jnp.broadcast_to(jnp.asarray(values, dtype), shape)
