@@ -40,8 +40,9 @@ lint: $(VENV)/dev
 	$(BIN)/codespell
 
 # Builds the source distribution, from it the wheel, and uses that in a new environment with nothing else in it: two minutes.
+# A list of files that an earlier build left would hide what the wheel lacks.
 release-check: $(VENV)/dev
-	rm -rf dist $(VENV)-wheel
+	rm -rf dist *.egg-info $(VENV)-wheel
 	$(BIN)/python -m build --quiet
 	$(BIN)/twine check --strict dist/*
 	$(PYTHON) -m venv $(VENV)-wheel

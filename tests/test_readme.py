@@ -31,6 +31,7 @@ from tests.quick import quick_environment
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("train.py", "eval.py", "generate.py")
+COMMAND = re.compile(rf"([A-Z_]+=\S+ )*(python|pip|make|{'|'.join(PROGRAMS)}) ")
 
 
 class Run(NamedTuple):
@@ -133,19 +134,24 @@ WAYS: dict[str, Run | Elsewhere] = {
 }
 """How each command is run, `pip install` apart: those are held against pyproject.toml."""
 
+MARKS = {"others": pytest.mark.slow, "compilers": pytest.mark.compiled}
+GROUPS = [
+    pytest.param(group, marks=MARKS.get(group, ()))
+    for group in dict.fromkeys(way.group for way in WAYS.values() if isinstance(way, Run))
+]
+
 
 class Readme(NamedTuple):
-    """What README tells its reader to do, and where it says things are."""
+    """What README tells its reader to do, in a shell and in Python."""
 
     commands: tuple[str, ...]
     programs: tuple[str, ...]
-    layout: tuple[str, ...]
 
 
 @cache
 def readme() -> Readme:
-    """Fenced and indented blocks, and command lines in the text."""
-    commands, programs, layout = [], [], []
+    """Reads fenced and indented blocks, and command lines in the text; a block of paths that are there is none."""
+    commands, programs = [], []
     for token in MarkdownIt().enable("table").parse((ROOT / "README.md").read_text()):
         if token.type == "fence" and token.info == "python":
             programs.append(token.content)
@@ -153,15 +159,12 @@ def readme() -> Readme:
             assert token.info in ("", "sh"), f"no way to run a block of {token.info!r}"
             lines = token.content.replace("\\\n", " ").splitlines()
             named = [line.split()[0] for line in lines if line and not line[0].isspace()]
-            if all((ROOT / name).exists() or [*ROOT.glob(name)] for name in named):
-                layout += named
-            else:
+            if not all([*ROOT.glob(name)] for name in named):
                 commands += [" ".join(line.split()) for line in lines if line]
         for child in token.children or ():
-            first, _, rest = child.content.partition(" ")
-            if child.type == "code_inline" and rest and first in ("python", "pip", "make", *PROGRAMS):
-                commands.append(f"python {child.content}" if first in PROGRAMS else child.content)
-    return Readme(tuple(dict.fromkeys(commands)), tuple(programs), tuple(layout))
+            if child.type == "code_inline" and COMMAND.match(child.content):
+                commands.append(f"python {child.content}" if child.content.startswith(PROGRAMS) else child.content)
+    return Readme(tuple(dict.fromkeys(commands)), tuple(programs))
 
 
 def steps(command: str) -> list[str]:
@@ -209,10 +212,6 @@ def test_another_file_runs(command):
     assert WAYS[command].words in (ROOT / WAYS[command].file).read_text()
 
 
-def test_everything_is_where_it_says():
-    assert len(readme().layout) > 10
-
-
 def test_its_programs():
     assert readme().programs
     for program in readme().programs:
@@ -243,18 +242,7 @@ def prepare(group: str, place: Path, run: Callable[[str], None]) -> None:
         write_rows(place / "data" / "suites")
 
 
-@pytest.mark.parametrize(
-    "group",
-    [
-        "demo",
-        "books",
-        "125m",
-        "mesh",
-        "suites",
-        pytest.param("others", marks=pytest.mark.slow),
-        pytest.param("compilers", marks=pytest.mark.compiled),
-    ],
-)
+@pytest.mark.parametrize("group", GROUPS)
 def test_it_does_what_it_says(group, tmp_path, cache):
     for name in (*PROGRAMS, "configs", "interdomain_jax", "pallas_kernels"):
         (tmp_path / name).symlink_to(ROOT / name)
