@@ -298,7 +298,11 @@ def move_aside(workdir: epath.Path, step: int) -> epath.Path:
 
 
 def _read_run(directory: epath.Path) -> dict[str, Any]:
-    """The content of the item of plain JSON of the checkpoint in `directory`."""
+    """The content of the item of plain JSON of the checkpoint in `directory`.
+
+    Raises:
+        DamagedError: it is not what was written.
+    """
     step = int(directory.name)
     with _damage(step):
         saved = ocp.JsonCheckpointHandler().restore(directory / _RUN_ITEM)
@@ -320,7 +324,11 @@ def _validation_loss(directory: epath.Path) -> float | None:
 def _require_same_leaves(
     wanted: Mapping[str, Any], saved: Mapping[str, Any], *, items: Any, step: int, cast: bool
 ) -> None:
-    """Raises MismatchError, naming the leaves, unless the saved leaves of these items are those that are wanted."""
+    """Compares the saved leaves of these items with those that are wanted.
+
+    Raises:
+        MismatchError: they are not the same; it names the leaves.
+    """
     saved = {name: leaf for name, leaf in saved.items() if name.split("/")[0] in items}
     differences = [f"{name} is missing" for name in wanted if name not in saved]
     differences += [f"{name} is not expected" for name in saved if name not in wanted]
@@ -379,7 +387,15 @@ def _in_all_processes(step: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _damage(step: int) -> Iterator[None]:
-    """Turns what reading damaged files raises into DamagedError."""
+    """Turns what reading damaged files raises into DamagedError.
+
+    Raises:
+        DamagedError: in place of anything but the following, which say themselves what is wrong.
+        CheckpointError: as it came.
+        PermissionError: as it came.
+        ConnectionError: as it came.
+        TimeoutError: as it came.
+    """
     try:
         yield
     except (CheckpointError, PermissionError, ConnectionError, TimeoutError):
@@ -391,7 +407,11 @@ def _damage(step: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _naming_failures(directory: epath.Path) -> Iterator[None]:
-    """Turns what a failed write raises into CheckpointError."""
+    """Names the directory in what a failed write raises.
+
+    Raises:
+        CheckpointError: in place of any other exception.
+    """
     try:
         yield
     # A full disk, a directory without permission and a bucket out of reach arrive as exceptions of several libraries.

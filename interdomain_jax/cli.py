@@ -89,6 +89,9 @@ def end_of_run(notice: Notice) -> Iterator[None]:
     """Ends the process as a run ends: with 0 if it was asked to, with 1 and one sentence where that says it all.
 
     Then threads that still compile or read, and processes that wait for this one, are not waited for.
+
+    Raises:
+        SystemExit: as it came, where this process is the only one.
     """
     try:
         yield
@@ -159,7 +162,11 @@ def exit_on_bad_input() -> Iterator[None]:
 
 
 def as_integers(flag: flags.FlagHolder[list[str] | None]) -> list[int] | None:
-    """The values of a list flag as whole numbers, None if it is not given; raises ValueError if one is none."""
+    """The values of a list flag as whole numbers, None if it is not given.
+
+    Raises:
+        ValueError: one of them is none.
+    """
     if flag.value is None:
         return None
     try:
@@ -181,7 +188,11 @@ class _BadFlagError(Exception):
 
 
 def _check_overrides(argv: Sequence[str]) -> None:
-    """Checks `--config=path[:argument]` and each `--config.field=value` before absl sees them."""
+    """Checks `--config=path[:argument]` and each `--config.field=value` before absl sees them.
+
+    Raises:
+        _BadFlagError: one of them names what is not there.
+    """
     specified = _value_of("config", argv)
     if specified is None:
         return

@@ -340,6 +340,7 @@ def group_size(attributes: str, num_devices: int) -> int:
     axes of a mesh, `mesh['a'=4,'b'=2] {'a'}`; or as `{}`, all devices. A permutation has pairs of devices instead.
 
     Args:
+        attributes: as the HLO text has them.
         num_devices: of the whole program.
 
     Raises:

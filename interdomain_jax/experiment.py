@@ -106,7 +106,11 @@ def check_rows(config: ConfigDict, mesh: Mesh) -> None:
 
 
 def require_positive(field: str, value: int) -> None:
-    """Raises ValueError, naming the config field, unless `value` is at least 1."""
+    """Checks the value of a config field.
+
+    Raises:
+        ValueError: it is below 1; it names the field.
+    """
     if value < 1:
         raise ValueError(f"{field} is {value}; it must be at least 1")
 

@@ -131,7 +131,11 @@ def _instruction(name: str, line: str) -> Instruction:
 
 
 def _closing(line: str, start: int) -> int:
-    """The place after the parenthesis that closes the one at `start`."""
+    """The place after the parenthesis that closes the one at `start`.
+
+    Raises:
+        ValueError: none does.
+    """
     depth = 0
     for match in re.compile(r"[()]").finditer(line, start):
         depth += 1 if match[0] == "(" else -1

@@ -44,6 +44,7 @@ class Notice:
 
     @property
     def wish(self) -> Wish:
+        """To stop once the notice is given, to go on before."""
         return Wish.STOP if self.is_given else Wish.GO_ON
 
     def listen(self) -> None:
@@ -52,7 +53,11 @@ class Notice:
 
     @contextlib.contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Raises Preempted when the notice comes, or has come; only around what may be left half done."""
+        """Lets the notice interrupt; only around what may be left half done.
+
+        Raises:
+            Preempted: the notice comes, or has come.
+        """
         self._interrupts = True
         try:
             if self.is_given:

@@ -115,7 +115,11 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
 
 
 def _filled(sizes: Mapping[str, int], num_devices: int) -> tuple[int, ...]:
-    """The size of each axis, -1 filled in."""
+    """The size of each axis, -1 filled in.
+
+    Raises:
+        ValueError: they do not multiply to the number of devices.
+    """
     given = ", ".join(f"{axis}={sizes[axis]}" for axis in AXES)
     if any(size < 1 and size != -1 for size in sizes.values()) or list(sizes.values()).count(-1) > 1:
         raise ValueError(f"mesh is {given}; sizes must be at least 1; one of them may be -1, for as many as are left")

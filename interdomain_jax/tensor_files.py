@@ -31,7 +31,11 @@ class StoredTensor(NamedTuple):
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """The path; raises ValueError if it is in a bucket, which the library cannot write to or read from."""
+    """The path, on a local disk.
+
+    Raises:
+        ValueError: it is in a bucket, which the library cannot write to or read from.
+    """
     if is_remote(path):
         raise ValueError(f"{os.fspath(path)} is not on a local disk, as exported models must be; copy it")
     return Path(path)

@@ -52,8 +52,9 @@ def find_trained(
 
     Args:
         workdir: of the run.
-        mesh_sizes, devices: as `sharding.make_mesh` takes them.
+        mesh_sizes: as `sharding.make_mesh` takes them.
         checkpoint: "latest", "best" or the number of a step, as `checkpoints.find_step` takes it.
+        devices: as `sharding.make_mesh` takes them.
 
     Raises:
         FileNotFoundError: there is no run or no checkpoint, or its tokenizer's file is gone.

@@ -73,7 +73,11 @@ def load_config(workdir: epath.Path) -> ConfigDict:
 
 
 def require_writable(field: str, directory: epath.Path) -> None:
-    """Raises ValueError, naming the field, unless `directory` is one that can be written, or can be made."""
+    """Checks that `directory` can be written, or can be made.
+
+    Raises:
+        ValueError: it cannot; it names the field.
+    """
     if is_remote(directory):
         return
     existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())

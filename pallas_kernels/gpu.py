@@ -32,7 +32,11 @@ _MIN_SIDE = 16
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    """Refuses chunks that a GPU cannot take; interpreted, any do."""
+    """Refuses chunks that a GPU cannot take; interpreted, any do.
+
+    Raises:
+        ValueError: the device is one, and cannot.
+    """
     if (chunk_size < _MIN_SIDE or chunk_size & (chunk_size - 1)) and device_kind().startswith("NVIDIA"):
         raise ValueError(f"chunk_size must be a power of two, {_MIN_SIDE} or more, for 'pallas_gpu'; got {chunk_size}.")
 

@@ -26,10 +26,12 @@ class Tables(NamedTuple):
 
     @property
     def chunk_size(self) -> int:
+        """K, tokens in a chunk."""
         return self.decays.shape[1]
 
     @property
     def state_dim(self) -> int:
+        """M, modes of the state."""
         return self.decays.shape[2] // 2
 
 

@@ -33,7 +33,11 @@ _STEPS = 8
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    """Refuses chunks that a TPU cannot take; interpreted, any do."""
+    """Refuses chunks that a TPU cannot take; interpreted, any do.
+
+    Raises:
+        ValueError: the device is one, and cannot.
+    """
     if chunk_size % _LANES and device_kind().startswith("TPU"):
         raise ValueError(f"chunk_size must be a multiple of {_LANES} for 'pallas_tpu'; got {chunk_size}.")
 

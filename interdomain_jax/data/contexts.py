@@ -58,12 +58,15 @@ class StreamContexts:
         return 1 + max(0, -(-(self._total - self.context_length) // self._stride))
 
     def length(self, number: int) -> int:
+        """Tokens of a context; the last may be shorter."""
         return min(self.context_length, self._total - number * self._stride)
 
     def first_scored(self, number: int) -> int:
+        """`context_length - stride`, up to which the window before has scored; 0 in the first one."""
         return self.context_length - self._stride if number else 0
 
     def pieces(self, number: int, start: int, stop: int) -> list[Piece]:
+        """The tokens `start` to `stop` (exclusive) of a context, as far as there are any."""
         begin = number * self._stride
         return self._stream.between(begin + start, begin + min(stop, self.context_length))
 
@@ -86,12 +89,15 @@ class DocumentContexts:
         return len(self._rows)
 
     def length(self, number: int) -> int:
+        """Tokens of the documents in a context."""
         return sum(piece.stop - piece.start for piece in self._rows[number])
 
     def first_scored(self, number: int) -> int:
+        """0: no token lies in two contexts."""
         return 0
 
     def pieces(self, number: int, start: int, stop: int) -> list[Piece]:
+        """The tokens `start` to `stop` (exclusive) of a context, as far as there are any."""
         found, begin = [], 0
         for piece in self._rows[number]:
             first, last = max(start - begin, 0), min(stop - begin, piece.stop - piece.start)

@@ -34,6 +34,7 @@ def _load_tokenizer(manifest: Manifest) -> Tokenizer:
 
 
 def main(_: list[str]) -> None:
+    """Prints the corpus that the flags name."""  # noqa: DOC501 (bad input ends the program)
     console = Console(highlight=False)
     length, number, packing = _SEQUENCE_LENGTH.value, _ROW.value, _PACKING.value
     with cli.exit_on_bad_input():

@@ -231,13 +231,21 @@ class _Scored:
 
 
 def require_packing(name: str, packing: str) -> None:
-    """Raises ValueError, naming the field, unless there is such a way of packing."""
+    """Checks the name of a way of packing.
+
+    Raises:
+        ValueError: there is no such way; it names the field.
+    """
     if packing not in PACKERS:
         raise ValueError(f"{name} is {packing!r}; it must be one of {tuple(PACKERS)}")
 
 
 def require_weights(name: str, weights: Sequence[float], corpora: int) -> None:
-    """Raises ValueError, naming the field, unless these weights can mix so many corpora; one needs none."""
+    """Checks that these weights can mix so many corpora; one needs none.
+
+    Raises:
+        ValueError: they cannot; it names the field.
+    """
     if not weights and corpora == 1:
         return
     if len(weights) != corpora:

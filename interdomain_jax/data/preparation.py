@@ -59,7 +59,12 @@ class Task(NamedTuple):
     fingerprint: str
 
     def do(self) -> Shard:
-        """Writes the shard; what is wrong with the source or the tokenizer is left beside it in one sentence."""
+        """Writes the shard; what is wrong with the source or the tokenizer is left beside it in one sentence.
+
+        Raises:
+            ValueError: the source or the tokenizer is not what it must be.
+            OSError: a file cannot be read or written.
+        """
         try:
             tokenizer = _tokenizer(self.tokenizer)
             if fingerprint(tokenizer) != self.fingerprint:
@@ -210,7 +215,11 @@ def remove_unfinished(directory: epath.Path) -> None:
 
 
 def _note(directory: epath.Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Notes a plan, or returns the one that is noted, if it is the same but for the tokenizer's name."""
+    """Notes a plan, or returns the one that is noted, if it is the same but for the tokenizer's name.
+
+    Raises:
+        ValueError: the directory holds other files, or another preparation.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     # Listed first: another process may note the same plan at any moment, and go on.
     others = any(directory.glob("*.json"))

@@ -71,6 +71,7 @@ def _summary(manifests: Mapping[str, Manifest]) -> str:
 
 
 def main(_: list[str]) -> None:
+    """Prepares the corpus that the flags name, and prints what was written."""
     with cli.exit_on_bad_input():
         output = epath.Path(_OUTPUT.value).expanduser()
         require_writable("--output", output)

@@ -133,6 +133,7 @@ class TextSource(tfds.core.GeneratorBasedBuilder):
 
         Raises:
             ValueError: a split has no text, or a file is not what its name says.
+            OSError: a file cannot be read or written.
         """
         if self.data_path.exists():
             return

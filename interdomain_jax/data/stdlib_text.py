@@ -62,11 +62,14 @@ class StdlibText(TextSource):
     part_bytes = 4 << 20
 
     def parts(self, part_bytes: int) -> list[Part]:
+        """Whole files of the library, in the order of their paths."""
         root = self.builder_config.root
         return whole_files({path: Path(root, path).stat().st_size for path in text_files(root)}, part_bytes)
 
     def read(self, part: Part) -> Iterator[Text]:
+        """Each file of a part is one text, its path the key."""
         return (Text(path, Path(self.builder_config.root, path).read_bytes()) for path in part.files)
 
     def split_of(self, text: Text) -> str:
+        """The split that a file's path decides upon."""
         return "validation" if validates(text.key.encode(), self.builder_config.validation_one_in) else "train"

@@ -67,6 +67,7 @@ class TextFiles(TextSource):
 
     @property
     def files(self) -> tuple[str, ...]:
+        """The paths and patterns of the configuration."""
         return self.builder_config.files
 
     def paths(self) -> dict[str, int]:
@@ -74,6 +75,7 @@ class TextFiles(TextSource):
         return listing(self.builder_config.files)
 
     def parts(self, part_bytes: int) -> list[Part]:
+        """Row groups of parquet, stretches of JSON lines, and whole files of what cannot be cut."""
         sizes = self.paths()
         parts = whole_files({path: sizes[path] for path in sizes if _kind(path) == "text"}, part_bytes)
         for path, size in sizes.items():
@@ -87,6 +89,7 @@ class TextFiles(TextSource):
         return parts
 
     def read(self, part: Part) -> Iterator[Text]:
+        """A row of parquet, a line of JSON or a whole file of text is one text."""
         field = self.builder_config.text_field
         for path in part.files:
             with _open(path) as file:
@@ -98,6 +101,7 @@ class TextFiles(TextSource):
                     yield Text(path, file.read())
 
     def split_of(self, text: Text) -> str:
+        """The split that a text's bytes decide upon, or its key where it has none."""
         content = text.key if text.content is None else text.content
         # A JSON string may hold lone surrogates.
         data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
@@ -114,6 +118,7 @@ class FineWebEdu(TextFiles):
     ]
 
     def paths(self) -> dict[str, int]:
+        """The files in the order of their names, downloaded if none are given, and the size of each in bytes."""
         files = self.builder_config.files or downloaded(self.builder_config.subset)
         return listing(files)
 
@@ -220,7 +225,11 @@ def _compression(path: str) -> str:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Any]:
-    """A file as it is when decompressed; names it in what is raised meanwhile if it is damaged."""
+    """A file as it is when decompressed.
+
+    Raises:
+        ValueError: it is damaged, as turns out meanwhile; it names the file.
+    """
     import pyarrow
 
     try:

@@ -92,6 +92,7 @@ class Manifest(NamedTuple):
 
 
 def shard_name(index: int, count: int) -> str:
+    """The name of shard `index` of `count`, without the endings of its files."""
     return f"tokens-{index:05d}-of-{count:05d}"
 
 
@@ -264,7 +265,12 @@ class TokenDocuments:
 
 
 def _lengths(directory: epath.Path, shard: Shard) -> np.ndarray:
-    """The lengths of the documents of a shard, whose files are all there and as long as they were."""
+    """The lengths of the documents of a shard, whose files are all there and as long as they were.
+
+    Raises:
+        FileNotFoundError: a file is gone.
+        ValueError: a file is not what was written.
+    """
     again = "prepare the corpus again, with the same command"
     records, path = (directory / f"{shard.name}{suffix}" for suffix in (".array_record", ".npy"))
     for file in (records, path):
@@ -284,7 +290,11 @@ def _lengths(directory: epath.Path, shard: Shard) -> np.ndarray:
 
 
 def _allow_open_files(count: int) -> None:
-    """Lets the process open so many files: each stays open once a record of it is read."""
+    """Lets the process open so many files: each stays open once a record of it is read.
+
+    Raises:
+        ValueError: a process may not.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _OTHER_FILES
     # To the limit, for there may be other corpora.

@@ -59,9 +59,11 @@ class BytesTokenizer:
     definition = b"UTF-8 bytes, end 256"
 
     def encode(self, text: str) -> np.ndarray:
+        """The UTF-8 bytes of `text`, int32 [T]."""
         return np.frombuffer(utf8_bytes(text), dtype=np.uint8).astype(np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, the end of a document left out; bytes that are no UTF-8 become replacement characters."""
         checked = _checked_ids(ids, self.vocab_size)
         return bytes(i for i in checked if i != self.eos_id).decode("utf-8", errors="replace")
 
@@ -92,10 +94,12 @@ class SentencePieceTokenizer:
             raise ValueError(f"SentencePiece model {path} defines no end-of-sequence piece")
 
     def encode(self, text: str) -> np.ndarray:
+        """The pieces of `text`, int32 [T], without special ones."""
         ids = self._processor.encode(utf8_bytes(text).decode(), add_bos=False, add_eos=False)
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, special pieces left out."""
         return self._processor.decode(_checked_ids(ids, self.vocab_size))
 
 
@@ -137,10 +141,12 @@ class HuggingFaceTokenizer:
         self.eos_id: int = vocabulary[names[0]]
 
     def encode(self, text: str) -> np.ndarray:
+        """Token ids of `text`, int32 [T]; the names of special tokens in it are text too."""
         encoding = self._tokenizer.encode(utf8_bytes(text).decode(), add_special_tokens=False)
         return np.asarray(encoding.ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`, special tokens left out."""
         checked = _checked_ids(ids, self.vocab_size)
         kept = [i for i in checked if i != self.eos_id]
         return self._tokenizer.decode(kept, skip_special_tokens=True)

@@ -55,6 +55,7 @@ class _Measured:
 
 
 def main(_: list[str]) -> None:
+    """Trains a tokenizer on the texts that the flags name, writes it, and prints how it does."""
     started = time.perf_counter()
     with cli.exit_on_bad_input():
         output = Path(_OUTPUT.value).expanduser()

@@ -316,7 +316,11 @@ class InterdomainLM(LM):
 
 
 def _rows(batch_size: int | str, trained: Trained, max_length: int) -> int:
-    """Rows of a batch, as `InterdomainLM` takes them, in number a multiple of what the mesh splits them into."""
+    """Rows of a batch, as `InterdomainLM` takes them, in number a multiple of what the mesh splits them into.
+
+    Raises:
+        ValueError: `batch_size` is neither a number of at least 1 nor "auto".
+    """
     parts = sharding.row_parts(trained.mesh)
     if batch_size == "auto":
         config = trained.config

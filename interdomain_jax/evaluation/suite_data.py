@@ -18,6 +18,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "The directory to fill.", required
 
 
 def main(_: list[str]) -> None:
+    """Writes the rows of the suites that the flags name."""
     with cli.exit_on_bad_input():
         require_writable("--output", Path(_OUTPUT.value).expanduser())
         names = [suites.suite_name(name) for name in _SUITE.value]

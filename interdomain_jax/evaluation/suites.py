@@ -221,7 +221,11 @@ def prepare(
 
 
 def suite_name(name: str) -> str:
-    """The suite that a name or alias means; raises ValueError if there is none."""
+    """The suite that a name or alias means.
+
+    Raises:
+        ValueError: there is none.
+    """
     known = ALIASES.get(name, name)
     if known not in SUITES:
         raise ValueError(f"suite {name!r} is unknown; known: {', '.join([*SUITES, *ALIASES])}")
@@ -278,7 +282,7 @@ def load_benchmark(suite: str, name: str, source: Source, data: epath.PathLike |
     # What the hub, the files and the harness raise comes from many libraries.
     except Exception as error:
         if data is None:
-            raise hub_error(suite, source, error) from error
+            raise FileNotFoundError(_hub_lacks(suite, source, error)) from error
         message = f"{source.path(data)} does not hold rows of {source}: {_reason(error)}"
         raise ValueError(message) from error
     return loaded["tasks"][task]
@@ -300,7 +304,7 @@ def write_rows(suite: str, source: Source, directory: str) -> None:
         rows = datasets.load_dataset(source.dataset, config, split=source.split)
     # The hub and what is below it raise errors of many libraries.
     except Exception as error:
-        raise hub_error(suite, source, error, directory) from error
+        raise FileNotFoundError(_hub_lacks(suite, source, error, directory)) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     rows.to_json(temporary, force_ascii=False)
@@ -387,11 +391,8 @@ def mean_of(suite: str, headlines: Sequence[Measurement]) -> Measurement:
     return Measurement(suite, MEAN, statistics.fmean(values), samples, error=error)
 
 
-def hub_error(
-    suite: str, source: Source, error: Exception, directory: epath.PathLike = "DIRECTORY"
-) -> FileNotFoundError:
-    """What to raise, in one sentence, where the hub does not give a data set."""
-    return FileNotFoundError(
+def _hub_lacks(suite: str, source: Source, error: Exception, directory: epath.PathLike = "DIRECTORY") -> str:
+    return (
         f"{_missing(suite, source)}, and the Hugging Face hub does not give it ({_reason(error)}); "
         f"{_remedy(suite, directory)}"
     )
@@ -413,7 +414,11 @@ def _remedy(suite: str, directory: epath.PathLike) -> str:
 
 
 def _task_manager(names: Sequence[str]) -> Any:
-    """The harness's tasks in these benchmarks' folders alone: to read all of its files takes ten seconds."""
+    """The harness's tasks in these benchmarks' folders alone: to read all of its files takes ten seconds.
+
+    Raises:
+        ValueError: the harness is not installed.
+    """
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError("lm-evaluation-harness is not installed: pip install 'interdomain-jax[harness]'")
     from lm_eval import tasks

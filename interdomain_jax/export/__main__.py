@@ -18,6 +18,7 @@ _LAYOUT = flags.DEFINE_enum("layout", "safetensors", LAYOUTS, "What to write; se
 
 
 def main(_: list[str]) -> None:
+    """Exports the checkpoint that the flags name."""
     with cli.exit_on_bad_input():
         summary = export_run(_WORKDIR.value, _OUTPUT.value, checkpoint=_CHECKPOINT.value, layout=_LAYOUT.value)
     print(f"{_OUTPUT.value}: {summary.parameters:,} parameters of step {summary.step}")

@@ -88,7 +88,8 @@ def read_llama(directory: str | os.PathLike[str], *, scan_layers: bool = False, 
 
     Args:
         directory: with `config.json`.
-        scan_layers, mesh: as `load_model` takes them.
+        scan_layers: as `load_model` takes it.
+        mesh: as `load_model` takes it.
 
     Raises:
         FileNotFoundError: a file is missing.

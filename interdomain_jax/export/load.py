@@ -18,6 +18,7 @@ flags.mark_flag_as_required("config")
 
 
 def main(_: list[str]) -> None:
+    """Makes a run from the exported model that the flags name."""
     with cli.exit_on_bad_input():
         summary = load_run(_INPUT.value, _CONFIG.value, _WORKDIR.value)
     print(f"{_WORKDIR.value}: a run of no steps yet, with {summary.parameters:,} parameters")

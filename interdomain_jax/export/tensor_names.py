@@ -84,12 +84,15 @@ def to_params(model: Decoder, read: Callable[[str, Index], np.ndarray], mesh: Me
 
 
 def require_same(wanted: Shapes, tensors: Mapping[str, Any], *, source: str) -> None:
-    """Raises ValueError, naming tensors, unless they have the names, shapes and dtypes that are wanted.
+    """Checks that tensors have the names, shapes and dtypes that are wanted.
 
     Args:
         wanted: by name.
         tensors: by name; anything with a shape and a dtype.
         source: where they are from, as the subject of the message.
+
+    Raises:
+        ValueError: some have not; it names them.
     """
     differences = [f"{name} is missing" for name in wanted if name not in tensors]
     differences += [f"{name} is not expected" for name in tensors if name not in wanted]

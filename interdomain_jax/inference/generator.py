@@ -191,7 +191,11 @@ class Generator:
         return completions
 
     def check(self, requests: Sequence[Request], behind: State | None = None) -> None:
-        """Raises ValueError, naming the request, if one of them cannot be served by `generate`."""
+        """Checks that `generate` can serve the requests.
+
+        Raises:
+            ValueError: it cannot serve one of them; it names the request.
+        """
         length = 0 if behind is None else int(behind.length[0])
         for number, request in enumerate(requests):
             try:
@@ -212,6 +216,9 @@ class Generator:
 
         The state has then read every token that was drawn, a stop sequence too. Arguments as for `generate`; a row that
         has read nothing begins with logits of zero. `state` is used up.
+
+        Raises:
+            ValueError: a request, their number, the state's rows or `stream_every` is out of range.
         """
         self._check_rows(len(requests))
         if stream_every < 1:
@@ -294,7 +301,11 @@ class Generator:
             )
 
     def _fitting(self, state: State) -> State:
-        """The state, which may come from elsewhere, in the shapes of those made here."""
+        """The state, which may come from elsewhere, in the shapes of those made here.
+
+        Raises:
+            ValueError: it has another number of rows, or a row is too long.
+        """
         if len(state.length) != self._batch_size:
             raise ValueError(f"the state has {len(state.length)} rows; the batch has {self._batch_size}: fork it")
         # Without such a bound there is nothing to fetch from the device, and nothing to make room in.
@@ -304,7 +315,11 @@ class Generator:
         return jax.device_put(state, self._places)
 
     def _check_request(self, request: Request, length: int, prompt: Sequence[int]) -> None:
-        """Checks a request that comes with this prompt behind so many tokens."""
+        """Checks a request that comes with this prompt behind so many tokens.
+
+        Raises:
+            ValueError: a setting is out of its range.
+        """
         request.sampling.check()
         if request.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {request.max_new_tokens}; it must be at least 1")

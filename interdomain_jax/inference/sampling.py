@@ -29,7 +29,11 @@ class Sampling(NamedTuple):
     repetition_penalty: Any = 1.0
 
     def check(self) -> None:
-        """Raises ValueError, naming the setting of a request, if it is out of its range."""
+        """Checks the settings of a request.
+
+        Raises:
+            ValueError: one is out of its range; it names the setting.
+        """
         for name, is_right, range_ in (
             ("temperature", 0 <= self.temperature < float("inf"), "at least 0"),
             ("top_k", self.top_k >= 0, "at least 0, 0 for all tokens"),

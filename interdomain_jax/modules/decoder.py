@@ -303,6 +303,7 @@ class Pattern(nn.Module):
     def __call__(
         self, x: Activations, cache: Cache | None, positions: Positions | None, segment_ids: SegmentIds | None
     ) -> tuple[Activations, Cache | None]:
+        """x [B, T, d_model] after the blocks, and their caches, or None without any; the rest as the mixers take it."""
         after = []
         for i, make in enumerate(self.blocks):
             block = make(name=f"block_{i}")
@@ -322,6 +323,7 @@ class Block(nn.Module):
     def __call__(
         self, x: Activations, cache: LayerCache | None, positions: Positions | None, segment_ids: SegmentIds | None
     ) -> tuple[Activations, LayerCache | None]:
+        """x [B, T, d_model] after the block, and the mixer's cache; the rest as the mixer takes it."""
         normed = self.make_norm(name="mixer_norm")(x)
         mixed, cache = self.make_mixer(name="mixer")(normed, positions=positions, segment_ids=segment_ids, cache=cache)
         x = constrain(x + mixed, "B T E")

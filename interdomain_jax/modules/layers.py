@@ -40,6 +40,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """x [..., E], normalised over E, in `dtype`."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.param_dtype)
         return (normalize_rms(x, self.epsilon) * scale).astype(self.dtype)
 
@@ -148,6 +149,7 @@ class SwiGLU(nn.Module):
 
     @nn.compact
     def __call__(self, x: Activations) -> Activations:
+        """[B, T, d_model] from x [B, T, d_model], computed in `dtype`."""
         d_model = x.shape[-1]
         hidden = self.hidden_dim or swiglu_hidden_dim(d_model)
         gate = project("w1", hidden, self.kernel_init, self.dtype, self.param_dtype)(x)
@@ -166,7 +168,11 @@ def project(name: str, features: int, kernel_init: Initializer, dtype: Dtype, pa
 
 
 def check_heads(num_heads: int, head_dim: int, num_kv_heads: int | None) -> None:
-    """Raises ValueError, in one sentence, for head counts or a width that no mixer can have."""
+    """Checks head counts and a width.
+
+    Raises:
+        ValueError: no mixer can have them, in one sentence.
+    """
     if num_heads < 1:
         raise ValueError(f"num_heads must be at least 1; got {num_heads}.")
     if head_dim < 2 or head_dim % 2:

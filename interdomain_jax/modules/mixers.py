@@ -144,6 +144,9 @@ class InterdomainAttention(nn.Module):
 
         Returns:
             [B, T, d_model], and the cache after the last token that is not padding, or None if none was given.
+
+        Raises:
+            ValueError: several tokens for a cache of `begin_decoding`.
         """
         batch, length, d_model = x.shape
         decodes = cache is not None and isinstance(cache.state, DecodingState)

@@ -65,7 +65,11 @@ class SoftmaxAttention(nn.Module):
         segment_ids: SegmentIds | None = None,
         cache: KeyValueCache | None = None,
     ) -> tuple[Activations, KeyValueCache | None]:
-        """Mixes x [B, T, d_model] as `InterdomainAttention` does; the tokens seen must fit the cache's length."""
+        """Mixes x [B, T, d_model] as `InterdomainAttention` does; the tokens seen must fit the cache's length.
+
+        Raises:
+            ValueError: more tokens than the cache is long, or a mesh that splits rows.
+        """
         require_whole_rows()
         batch, length, d_model = x.shape
         kv_heads = self.num_kv_heads or self.num_heads
@@ -130,7 +134,11 @@ class SoftmaxAttention(nn.Module):
 
 
 def require_whole_rows() -> None:
-    """Raises ValueError, in one sentence, where the mesh in use splits the tokens of a row."""
+    """Checks that the mesh in use leaves the tokens of a row together.
+
+    Raises:
+        ValueError: it splits them, in one sentence.
+    """
     parts = jax.sharding.get_abstract_mesh().shape.get(TOKEN_AXIS, 1)
     if parts > 1:
         raise ValueError(

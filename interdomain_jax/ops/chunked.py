@@ -147,6 +147,10 @@ def state_chunked(
 
     Args:
         inputs: the parts `[B, T, Hkv, *]` of the channels, together [B, T, Hkv, C].
+        dynamics: of the Hkv states.
+        initial_state: [B, Hkv, 2, M, C].
+        packing: of the rows, or None for one document each.
+        chunk_size: tokens in a chunk.
     """
 
     def block(state: Parts, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:

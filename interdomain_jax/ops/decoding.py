@@ -84,7 +84,9 @@ def interdomain_step(
     """One token of `interdomain_attention`.
 
     Args:
-        q, k, v: as there, with T = 1.
+        q: [B, 1, H, R].
+        k: [B, 1, Hkv, R].
+        v: [B, 1, Hkv, D].
         decoding: from `begin_interdomain`, or from the step before.
         real: whether each row's token is one; padding leaves the state as it is, and its output is zero. None if all
             are.

@@ -32,6 +32,13 @@ def interdomain_fused(
     """`interdomain_attention` by the kernels of a platform; arguments already validated, padding last.
 
     Args:
+        q: [B, T, H, R].
+        k: [B, T, Hkv, R].
+        v: [B, T, Hkv, D].
+        dynamics: of the Hkv states.
+        initial_state: [B, Hkv, 2, M, R + D].
+        packing: of the rows, or None for one document each.
+        read: "bilinear" or "hermitian".
         chunk_size: tokens in a chunk, or None for what `pallas_kernels/block_sizes.py` says.
         kernels: `pallas_kernels.tpu` or `pallas_kernels.gpu`.
 

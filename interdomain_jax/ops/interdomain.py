@@ -152,8 +152,13 @@ def linear_contraction(
 
     Args:
         z: [B, T, H, C] inputs of the recurrence.
-        dynamics, initial_state, segment_ids, padding_is_last, chunk_size, implementation, axis_name: as in
-            `interdomain_attention`, with Hkv = H.
+        dynamics: of the H heads.
+        initial_state: [B, H, 2, M, C], the state before the first token; zeros if None.
+        segment_ids: [B, T], or None for one document a row, as in `interdomain_attention`.
+        padding_is_last: as in `interdomain_attention`.
+        chunk_size: as in `interdomain_attention`.
+        implementation: as in `interdomain_attention`, but for the kernels.
+        axis_name: as in `interdomain_attention`.
 
     Returns:
         The contraction [B, T, H, C] in the dtype of z, and the state after the last token, [B, H, 2, M, C].
@@ -218,9 +223,12 @@ def state_at(
 
     Args:
         z: [B, T, Hkv, C] inputs of the recurrence; for `interdomain_attention`, k and v side by side.
-        dynamics, initial_state, segment_ids, chunk_size: as in `interdomain_attention`.
+        dynamics: of the Hkv states.
         position: how many tokens of each row to take in, padding counted; one number, or one for each row [B]. Values
             beyond the row mean the whole of it.
+        initial_state: [B, Hkv, 2, M, C], the state before the first token; zeros if None.
+        segment_ids: [B, T], or None for one document a row, as in `interdomain_attention`.
+        chunk_size: as in `interdomain_attention`.
 
     Returns:
         [B, Hkv, 2, M, C], shaped as `initial_state`.
@@ -335,7 +343,11 @@ def _require_channels(name: str, array: Array) -> None:
 
 
 def _prepare(inputs: Array, dynamics: Dynamics, channels: int, initial_state: State | None) -> tuple[Dynamics, State]:
-    """Checks what the ops share; the dynamics and the initial state come back in the state's dtype."""
+    """Checks what the ops share; the dynamics and the initial state come back in the state's dtype.
+
+    Raises:
+        ValueError: a shape that does not fit, or a decay above 0.
+    """
     batch, _, heads, _ = inputs.shape
     modes = dynamics.log_decay.shape[-1]
     for field, value in dynamics._asdict().items():

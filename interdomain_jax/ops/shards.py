@@ -157,6 +157,7 @@ def gather_shards(segment_ids: SegmentIds | None, batch: int, length: int, axis_
         segment_ids: [B, T] of this shard's tokens, or None for one document a row.
         batch: B.
         length: T.
+        axis_name: of the mesh axis.
 
     Raises:
         ValueError: the row is longer than any lag that a power of lambda is taken for.
@@ -194,6 +195,9 @@ def exchange_states(initial_state: State, own: State, dynamics: Dynamics, shards
     Args:
         initial_state: [B, Hkv, 2, M, C], before the row; it belongs to the document of the row's first token.
         own: [B, Hkv, 2, M, C], the state that this device's shard ends in if it begins with none.
+        dynamics: of the Hkv states.
+        shards: from `gather_shards`.
+        axis_name: of the mesh axis.
     """
     states = jnp.concatenate([initial_state[None], jax.lax.all_gather(own, axis_name)])
 
@@ -215,7 +219,9 @@ def exchange_tails(
     Args:
         previous: [B, L, E], before the row.
         own: [B, L, E], the last tokens of this device's shard.
+        shards: from `gather_shards`.
         previous_id: [B], the document that `previous` is of.
+        axis_name: of the mesh axis.
     """
     tails = jnp.concatenate([previous[None], jax.lax.all_gather(own, axis_name)])
     size = previous.shape[1]

@@ -249,7 +249,12 @@ def _train_from(
         )
 
         def fetch(flight: _Flight) -> tuple[Wish, int]:
-            """Waits for a step, records it, and says what is wished and how many were skipped in a row."""
+            """Waits for a step, records it, and says what is wished and how many were skipped in a row.
+
+            Raises:
+                _Rewind: the loss is a spike from which training goes back.
+                TrainingError: too many updates in a row were skipped.
+            """
             metrics = jax.device_get(flight.metrics)
             report.update(flight.step, metrics)
             in_a_row = int(metrics.skipped_in_a_row)
@@ -278,7 +283,11 @@ def _train_from(
         answers: collections.deque[jax.Array] = collections.deque()
 
         def keep_going(step: int) -> None:
-            """To be called between two pieces of work; raises Preempted in all processes at the same one."""
+            """To be called between two pieces of work.
+
+            Raises:
+                Preempted: one of the processes is to stop; all raise it at the same call.
+            """
             watchdog.beat(step, "validating")
             answers.append(agreement.ask(notice.wish))
             # That of the call before: it has come meanwhile, the newest would have to be waited for.
@@ -372,7 +381,11 @@ def _start(run: Run, checkpoints: ocp.CheckpointManager) -> Start:
 
 
 def _require_same_corpora(run: Run) -> None:
-    """Raises RunError unless all processes read the same: they load different rows of one order."""
+    """Checks that all processes read the same: they load different rows of one order.
+
+    Raises:
+        RunError: they do not.
+    """
     digests = [corpus.digest for corpus in (*run.train_corpora, *run.validation_corpora)]
     number = np.uint32(zlib.crc32(repr(digests).encode()))
     if len(np.unique(multihost_utils.process_allgather(number))) > 1:

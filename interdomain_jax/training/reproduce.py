@@ -75,6 +75,7 @@ def _not_finite(tree: object) -> list[str]:
 
 
 def main(_: list[str]) -> None:
+    """Does the step of a dump again, and prints what came of it."""
     with cli.exit_on_bad_input():
         reproduced = reproduce(epath.Path(_DUMP.value), _MESH.value)
     print(f"loss: {reproduced.loss} nats per token")

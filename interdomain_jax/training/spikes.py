@@ -18,6 +18,7 @@ class LossTrend(NamedTuple):
 
     @classmethod
     def empty(cls) -> "LossTrend":
+        """The trend of no losses yet."""
         return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
     def is_spike(self, loss: jax.Array, threshold: float) -> jax.Array:

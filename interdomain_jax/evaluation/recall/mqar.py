@@ -132,7 +132,9 @@ def mqar_mix(
         parts: the kinds.
         split: "train" or "test".
         seed: of both splits.
-        vocab_size, power, filler: as `mqar` takes them.
+        vocab_size: as `mqar` takes it.
+        power: as `mqar` takes it.
+        filler: as `mqar` takes it.
 
     Returns:
         One for each part.

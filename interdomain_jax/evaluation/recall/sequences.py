@@ -21,14 +21,22 @@ class Sequences(NamedTuple):
 
 
 def random_generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
-    """A fresh generator; raises ValueError if the seed is a number below 0."""
+    """A fresh generator.
+
+    Raises:
+        ValueError: the seed is a number below 0.
+    """
     if isinstance(seed, int) and seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     return np.random.default_rng(seed)
 
 
 def require_at_least(name: str, value: int, least: int) -> None:
-    """Raises ValueError, naming the argument, if it is too small."""
+    """Checks a number.
+
+    Raises:
+        ValueError: it is too small; it names the argument.
+    """
     if value < least:
         raise ValueError(f"{name} is {value}; it must be at least {least}")
 
