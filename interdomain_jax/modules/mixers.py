@@ -378,3 +378,7 @@ def feature_map(x: Array) -> Array:
 @partial(jax.checkpoint, static_argnums=(4, 5))
 def _normalize_half(half: Array, scale: Array, bias: Array, weights: Array, epsilon: float, dtype: Dtype) -> Array:
     return ((normalize_rms(half, epsilon) * scale + bias) * weights).astype(dtype)
+
+
+def _every_head(values: np.ndarray) -> Initializer:
+    return lambda key, shape, dtype: jnp.broadcast_to(jnp.asarray(values, dtype), shape)
