@@ -131,6 +131,10 @@ WAYS: dict[str, Run | Elsewhere] = {
         "tests/kernels/test_kernel_benchmarks.py", '"benchmarks.gpu"'
     ),
     "python -m experiments.mqar": Elsewhere("tests/test_mqar_experiment.py", '"-m", "experiments.mqar"'),
+    "python -m experiments.text": Elsewhere("tests/test_text_experiment.py", '"-m", "experiments.text"'),
+    "python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs": Elsewhere(
+        ".ci/run", "make release-check docs "
+    ),
 }
 """How each command is run, `pip install` apart: those are held against pyproject.toml."""
 
@@ -171,7 +175,7 @@ def steps(command: str) -> list[str]:
     """The command, or those that `make` would run in an environment that is there."""
     if not command.startswith("make "):
         return [command]
-    ready = [f"--old-file=.venv/{name}" for name in ("run", "dev", "bench", "compilers")]
+    ready = [f"--old-file=.venv/{name}" for name in ("run", "dev", "bench", "compilers", "docs")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     shown = subprocess.run(
         [*command.split(), "VENV=.venv", "--dry-run", *ready], cwd=ROOT, env=environment, capture_output=True, text=True
