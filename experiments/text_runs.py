@@ -17,7 +17,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from configs import small
-from interdomain_jax import strict_json
+from interdomain_jax import checkpoints, strict_json
 from interdomain_jax.errors import RunError
 from interdomain_jax.evaluation.records import read_records, record_path
 from interdomain_jax.modules.mixers import DELTA_RANGE
@@ -142,6 +142,10 @@ def _train_and_evaluate(run: TextRun, workdir: epath.Path, results: epath.Path, 
     fields = [f"--config.{field}={value}" for field, value in run.fields.items()]
     training = ["train.py", f"--config=configs/small.py:{run.mixer}", *fields, f"--workdir={workdir}"]
     _command(training, workdir / "train.log", jobs)
+    if (step := checkpoints.find_step(workdir, "latest")) < run.config.num_steps:
+        raise RunError(
+            f"{run.name} was asked to stop, and was saved at step {step}; the same command goes on from there"
+        )
     lengths = [multiple * run.config.data.sequence_length for multiple in LENGTH_MULTIPLES]
     evaluation = ["eval.py", f"--workdir={workdir}", f"--lengths={','.join(map(str, lengths))}", f"--name={EVALUATION}"]
     _command(evaluation, workdir / "eval.log", jobs)
