@@ -33,7 +33,12 @@ Logits = Float[Array, "B T V"]
 
 
 class Complex(NamedTuple):
-    """A complex array as two real leaves, so that optimizers, masks and checkpoints only ever see reals."""
+    """A complex array as two real leaves, so that optimizers, masks and checkpoints only ever see reals.
+
+    Attributes:
+        real: [...], of any shape.
+        imag: [...], of the same shape and dtype.
+    """
 
     real: Array
     imag: Array

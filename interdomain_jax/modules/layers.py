@@ -32,7 +32,7 @@ MATRIX_INIT = nn.initializers.normal(MATRIX_INIT_STD)
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) * scale over the last axis, computed in float32."""
+    """x / sqrt(mean(x^2) + epsilon) * scale over the last axis, computed in float32 (Zhang and Sennrich, 2019)."""
 
     epsilon: float = 1e-5
     dtype: Dtype = jnp.float32
@@ -60,6 +60,8 @@ def normalize_l2(x: Array, epsilon: float = 1e-6) -> Array:
 def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = ROPE_BASE) -> Float[Array, "B T H R"]:
     """Rotary position embedding: channel pairs (i, i + R/2) turned by positions * base^(-2i/R), in float32.
 
+    From Su et al. (2021), with the pairs as Llama has them.
+
     Args:
         x: [B, T, H, R], R even.
         positions: [B, T] whole token positions.
@@ -77,13 +79,16 @@ def apply_rope(x: Float[Array, "B T H R"], positions: Positions, base: float = R
 
 
 class ShortConvolution(nn.Module):
-    """The taps of a causal depthwise convolution over tokens, without bias; `convolve` applies them."""
+    """The taps of a causal depthwise convolution over tokens, without bias (paper, section 2, step 2).
+
+    `convolve` applies them.
+    """
 
     param_dtype: Dtype = jnp.float32
 
     @nn.compact
     def __call__(self, width: int) -> Taps:
-        """The taps [4, E] for E = `width` channels; the last is that of the present token."""
+        """The taps [4, E] for E = `width` channels, in `param_dtype`; the last is that of the present token."""
         bound = CONVOLUTION_WIDTH**-0.5
         return self.param(
             "kernel",
@@ -139,7 +144,10 @@ def _latest(x: Activations, placement: Placement) -> Activations:
 
 
 class SwiGLU(nn.Module):
-    """W2 (SiLU(W1 x) * W3 x); of the paper's hidden width, `swiglu_hidden_dim(d_model)`, where none is given."""
+    """W2 (SiLU(W1 x) * W3 x) (Shazeer, 2020).
+
+    Its hidden width is the paper's, `swiglu_hidden_dim(d_model)`, where none is given.
+    """
 
     hidden_dim: int | None = None
     kernel_init: Initializer = MATRIX_INIT

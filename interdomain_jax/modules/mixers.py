@@ -143,7 +143,8 @@ class InterdomainAttention(nn.Module):
                 training.
 
         Returns:
-            [B, T, d_model], and the cache after the last token that is not padding, or None if none was given.
+            [B, T, d_model] in `dtype`, and the cache after the last token that is not padding, or None if none was
+            given.
 
         Raises:
             ValueError: several tokens for a cache of `begin_decoding`.

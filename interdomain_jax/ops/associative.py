@@ -1,8 +1,8 @@
 """The recurrence by `jax.lax.associative_scan` over tokens: logarithmic depth, every state held in memory at once.
 
-A run of tokens is summed up by the number of steps it takes, whether a document starts in it, and what it adds to the
-state; a run followed by another is again one. The decay of a run is looked up by its number of steps, not multiplied up
-from decays, so that its phase stays exact.
+That a recurrence is a scan is known from prefix sums (Blelloch, 1990). A run of tokens is summed up by the number of
+steps it takes, whether a document starts in it, and what it adds to the state; a run followed by another is again one.
+The decay of a run is looked up by its number of steps, not multiplied up from decays, so that its phase stays exact.
 """
 
 from typing import NamedTuple

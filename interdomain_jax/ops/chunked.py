@@ -1,5 +1,7 @@
 """The chunkwise form in plain XLA: the same recurrence, with every sum over tokens a real matrix product.
 
+Chunks are known from linear attention (Hua et al., 2022; Sun et al., 2023); here the state is read twice.
+
 Inside a chunk of K tokens, with P_j = b lambda^j the response of the modes to an input j steps back,
 
     S[t, s] = q_t . k_s                              Z[t, j] = S[t, t - (K-1-j)]         the skew: columns are lags
@@ -146,11 +148,14 @@ def state_chunked(
     """The state after the last token, and no output; arguments already validated, padding last.
 
     Args:
-        inputs: the parts `[B, T, Hkv, *]` of the channels, together [B, T, Hkv, C].
+        inputs: the parts [B, T, Hkv, ...] of the channels, together [B, T, Hkv, C].
         dynamics: of the Hkv states.
         initial_state: [B, Hkv, 2, M, C].
         packing: of the rows, or None for one document each.
         chunk_size: tokens in a chunk.
+
+    Returns:
+        [B, Hkv, 2, M, C] in the dtype of `initial_state`.
     """
 
     def block(state: Parts, tokens: Tokens, documents: Documents | None, tables: LagTables) -> Walked:
@@ -188,14 +193,24 @@ Parts = tuple[Array, ...]
 
 
 class Walked(NamedTuple):
-    """The state after a block, and its outputs."""
+    """What comes of a block.
+
+    Attributes:
+        state: its parts [Hkv, B, 2, M, ...], after the block.
+        out: [Hkv, B, N, ..., K, D], of the tokens of its N chunks, in the order of axes inside a block.
+    """
 
     state: Parts
     out: Array
 
 
 class Tokens(NamedTuple):
-    """Grouped queries [B, T, Hkv, G, R], if any, and the parts of the channels, together [B, T, Hkv, C]."""
+    """What the chunked form takes in.
+
+    Attributes:
+        queries: [B, T, Hkv, G, R], grouped, or nothing.
+        inputs: the parts [B, T, Hkv, ...] of the channels, together [B, T, Hkv, C].
+    """
 
     queries: tuple[Array, ...]
     inputs: tuple[Array, ...]

@@ -1,7 +1,8 @@
 """Decoding, a token at a time, with a state that stays where it lies.
 
-Lambda turns real parts into imaginary ones, so a compiler writes lambda x beside x and copies it back, for every token.
-Here x is carried in a frame that turns with it, and only shrinks and takes in inputs, each number by itself:
+In the recurrence (paper, section 2, step 6) lambda turns real parts into imaginary ones, so a compiler writes lambda x
+beside x and copies it back, for every token. Here x is carried in a frame that turns with it, and only shrinks and
+takes in inputs, each number by itself:
 
     x_t = phase_t s_t        phase_t = e^(i angle) phase_{t-1}        s_t = e^(log_decay) s_{t-1} + conj(phase_t) b z_t
 
@@ -66,7 +67,7 @@ def begin_linear(state: State, dynamics: Dynamics) -> DecodingState:
 
 
 def end_decoding(decoding: DecodingState) -> State:
-    """The state [B, Hkv, 2, M, C] as the ops take it."""
+    """The state [B, Hkv, 2, M, C] as the ops take it, in the dtype that it was decoded in."""
     batch, heads, _, modes = decoding.phase.shape
     turned = jnp.concatenate(decoding.parts, axis=-1).reshape(batch, heads, 2, modes, -1)
     return complex_multiply(turned, decoding.phase[..., None], axis=-3)
@@ -88,10 +89,10 @@ def interdomain_step(
         k: [B, 1, Hkv, R].
         v: [B, 1, Hkv, D].
         decoding: from `begin_interdomain`, or from the step before.
-        real: whether each row's token is one; padding leaves the state as it is, and its output is zero. None if all
-            are.
-        continues: whether each row's token belongs to the document before it; the state restarts where it does not.
-            None if all do.
+        real: [B], whether each row's token is one; padding leaves the state as it is, and its output is zero. None if
+            all are.
+        continues: [B], whether each row's token belongs to the document before it; the state restarts where it does
+            not. None if all do.
 
     Returns:
         The output [B, 1, H, D] in the dtype of v, and the state after the token.

@@ -54,7 +54,10 @@ class Dynamics(NamedTuple):
 
 
 def s4d_inv(state_dim: int) -> np.ndarray:
-    """The S4D-Inv eigenvalues A_n = -1/2 + i (M/pi) (M/(2n+1) - 1), n = 0..M-1: [M] complex128 (paper, section 2)."""
+    """The S4D-Inv eigenvalues A_n = -1/2 + i (M/pi) (M/(2n+1) - 1), n = 0..M-1: [M] complex128.
+
+    From the paper, section 2, after Gu, Gupta, Goel and Re (2022).
+    """
     n = np.arange(state_dim)
     return -0.5 + 1j * (state_dim / math.pi) * (state_dim / (2 * n + 1) - 1)
 
@@ -92,10 +95,18 @@ def discretize(
 
 
 def lambda_powers(log_decay: Modes, angle: Modes, lags: Int[Array, " L"]) -> Float[Array, "Hkv L 2 M"]:
-    """exp(lag (log_decay + i angle)) for each lag, as real pairs: [Hkv, L, 2, M].
+    """exp(lag (log_decay + i angle)) for each lag.
 
-    Lags are whole numbers in [0, MAX_LAG]. The absolute error of a phase is a few float32 units for a lag up to 4096,
-    and lag / 4096 times that for longer ones.
+    The absolute error of a phase is a few float32 units for a lag up to 4096, and lag / 4096 times that for longer
+    ones.
+
+    Args:
+        log_decay: [Hkv, M], nats per step.
+        angle: [Hkv, M], radians per step.
+        lags: [L], whole numbers from 0 to MAX_LAG, in steps.
+
+    Returns:
+        [Hkv, L, 2, M], real pairs in the dtype of `log_decay`.
     """
     base = jnp.full(1, _LAG_BASE)
     low = _powers(log_decay, angle, lags % _LAG_BASE)
@@ -119,7 +130,15 @@ def _phases(angle: Modes, lags: Int[Array, " L"]) -> Float[Array, "Hkv L M"]:
 
 
 def input_powers(dynamics: Dynamics, lags: Array) -> Float[Array, "Hkv L 2 M"]:
-    """The response of each mode to one unit input, `lag` steps later: input_weight * lambda^lag (P in `chunked.py`)."""
+    """The response of each mode to one unit input, `lag` steps later: input_weight * lambda^lag (P in `chunked.py`).
+
+    Args:
+        dynamics: of Hkv states.
+        lags: [L], as in `lambda_powers`.
+
+    Returns:
+        [Hkv, L, 2, M], real pairs in the dtype of the dynamics.
+    """
     return complex_multiply(
         lambda_powers(dynamics.log_decay, dynamics.angle, lags),
         jnp.stack(dynamics.input_weight, axis=1)[:, None],
@@ -127,10 +146,18 @@ def input_powers(dynamics: Dynamics, lags: Array) -> Float[Array, "Hkv L 2 M"]:
 
 
 def complex_multiply(a: Array, b: Array, axis: int = -2) -> Array:
-    """Product of complex numbers stored as pairs on `axis`, broadcasting over the other axes; b is the smaller one.
+    """Product of complex numbers stored as pairs on `axis`, broadcasting over the other axes.
 
     a b = a Re(b) + i a Im(b), where i a is a with its parts exchanged and one sign turned: a form that compilers fuse,
     while slicing the parts of a and stacking the results would be copies.
+
+    Args:
+        a: [..., 2, M] for the default axis.
+        b: [..., 2, M], the smaller one.
+        axis: of the pairs, counted from the end.
+
+    Returns:
+        [..., 2, M], in the wider dtype of the two.
     """
     real, imag = jnp.split(b, 2, axis)
     return a * real + jnp.flip(a, axis) * jnp.concatenate([-imag, imag], axis)
@@ -161,13 +188,19 @@ def read_factors(dynamics: Dynamics, read: Read) -> ReadFactors:
 
 
 def read_matrix(dynamics: Dynamics, read: Read) -> Float[Array, "Hkv m p"]:
-    """The two factors multiplied out, for many tokens at a time: w = y @ matrix (G in `chunked.py`)."""
+    """The two factors multiplied out, for many tokens at a time: w = y @ matrix (G in `chunked.py`).
+
+    [Hkv, 2M, 2M], in the dtype of the dynamics.
+    """
     readout, scale = read_factors(dynamics, read)
     return jnp.einsum("hcm,hcp->hmp", readout * scale[..., None], readout, precision="highest")
 
 
 def contraction_weights(dynamics: Dynamics) -> Float[Array, "Hkv 2 M"]:
-    """Weights w = C^T mode_weights of the linear contraction Re(w . x), as the pair (Re w, -Im w): [Hkv, 2, M]."""
+    """Weights w = C^T mode_weights of the linear contraction Re(w . x), as the pair (Re w, -Im w).
+
+    [Hkv, 2, M], in the dtype of the dynamics.
+    """
     weights = dynamics.mode_weights
     if weights is None:
         weights = jnp.ones_like(dynamics.log_decay)

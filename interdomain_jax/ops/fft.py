@@ -1,8 +1,8 @@
 """The recurrence as a convolution over all tokens, by the fast Fourier transform.
 
-The state of mode m is z convolved with b_m lambda_m^j. Modes are taken one after the other, first for y = X_k q and
-then for Re(w . X_v), so that what is held at once is one mode's state for all tokens and never all of them. A
-convolution is the same for every token, so this form has no packed documents.
+The state of mode m is z convolved with b_m lambda_m^j, as in S4 (Gu, Goel and Re, 2022). Modes are taken one after the
+other, first for y = X_k q and then for Re(w . X_v), so that what is held at once is one mode's state for all tokens and
+never all of them. A convolution is the same for every token, so this form has no packed documents.
 """
 
 import jax

@@ -95,7 +95,7 @@ def legs_change(tokens: Array | int, order: int, dtype: DTypeLike = jnp.float32)
     with the difference of the two values from a recurrence of its own.
 
     Args:
-        tokens: t, a whole number; E_0 = 0, for there is nothing to keep.
+        tokens: t, a whole number and a scalar; E_0 = 0, for there is nothing to keep.
         order: M.
         dtype: of the result.
 
@@ -137,7 +137,7 @@ def legs_step(
     Args:
         coefficients: [..., M, C] after t tokens; zeros before the first.
         inputs: [..., C], f, the channels of token t + 1.
-        tokens: t.
+        tokens: t, a scalar.
 
     Returns:
         [..., M, C], in the dtype of `coefficients`.

@@ -1,6 +1,7 @@
 """What a recurrence remembers, in numbers: its timescales, its angles, and the lag kernel that a query's read applies.
 
-From a zero state the op is exactly a sum over pairs of lags, with one fixed kernel a head and the content in front:
+From a zero state the op (paper, section 2, steps 6-8) is exactly a sum over pairs of lags, with one fixed kernel a head
+and the content in front:
 
     o_t = sum_{s, s' <= t} (q_t . k_s) W(t-s, t-s') v_{s'}        W(j, j') = P_j G P_j'^T
 

@@ -55,7 +55,7 @@ def find_documents(segment_ids: SegmentIds, previous_id: Int[Array, " B"] | None
 
 
 def padding_last(segment_ids: SegmentIds) -> TokenOrder:
-    """The order in which each row's tokens come first, as they stood, and its padding last."""
+    """The order in which each row's tokens come first, as they stood, and its padding last, from segment_ids [B, T]."""
     real = segment_ids != 0
     count = jnp.sum(real, axis=1, keepdims=True)
     destination = jnp.where(real, jnp.cumsum(real, axis=1), count + jnp.cumsum(~real, axis=1)) - 1
@@ -64,7 +64,7 @@ def padding_last(segment_ids: SegmentIds) -> TokenOrder:
 
 @jax.custom_vjp
 def reorder(x: Array, order: TokenOrder) -> Array:
-    """x [B, T, ...] with the tokens of each row in another order; the gradient is a gather too."""
+    """x [B, T, ...], of any dtype, with the tokens of each row in another order; the gradient is a gather too."""
     return jnp.take_along_axis(x, order.source.reshape(*order.source.shape, *[1] * (x.ndim - 2)), axis=1)
 
 

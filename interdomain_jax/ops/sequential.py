@@ -1,4 +1,6 @@
-"""The reference: one token at a time. The op takes single tokens this way; loops of them have `decoding.py`.
+"""The reference: one token at a time (paper, section 2, steps 6-8).
+
+The op takes single tokens this way; loops of them have `decoding.py`.
 
 Even here the coefficients U = C X_k and Gamma = C X_v are never formed: by associativity the read
 xi(q)^T U^T Gamma is (C^T C X_k q)^T X_v, which costs O(M (R + D) + M^2) a token instead of O(M^2 (R + D)).

@@ -3,7 +3,8 @@
 Every device runs its own rows and heads. Where the tokens of a row are spread too, each device holds one shard of them,
 in order, and what lies before its shard reaches it as numbers of a fixed size, whatever the length of the row: how many
 tokens each shard holds and whether a document starts in it, and the state that each shard would end in if it began with
-none. The decay over a shard is known in closed form, so the state before shard n is a weighted sum of those:
+none. The decay over a shard is known in closed form (paper, section 2, step 6: it does not depend on the tokens), so
+the state before shard n is a weighted sum of those:
 
     x_n = sum_{j < n} lambda^{tokens between shard j and shard n} X_j        over the j from which the document goes on.
 """
@@ -71,9 +72,11 @@ def over_mesh(
 def constrain(x: Array, axes: str) -> Array:
     """x, to be laid out over the mesh that is in use: rows B, tokens T and the vocabulary V split, all else whole.
 
-    `axes` names the axes of x in order, "B T E" for example.
-
     Where there is no such mesh, x as it is. The compiler settles the layout of what lies between two such places.
+
+    Args:
+        x: [...], of any shape and dtype.
+        axes: the names of its axes in order, "B T E" for example.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size == 1 or not {*mesh.axis_names} & {*ROW_AXES, TOKEN_AXIS} or mesh.manual_axes:
@@ -112,7 +115,7 @@ class Shards(NamedTuple):
     """What the S shards of each row hold, known to all of them.
 
     Attributes:
-        number: which of them is this device's.
+        number: which of them is this device's, a scalar.
         tokens: [S, B], those that are not padding.
         last_document: [S, B], how many of them belong to the shard's last document.
         first_id: [S, B], the id of the first one; 0 for a shard of padding.
@@ -128,11 +131,21 @@ class Shards(NamedTuple):
     restarts: Bool[Array, "S B"]
 
     def id_before(self, shard: int | Array, previous_id: Int[Array, " B"] | None = None) -> Int[Array, " B"]:
-        """The id of the last token before a shard; `previous_id`, 0 if None, where there is none in the row."""
+        """The id [B] of the last token before a shard, in the dtype of the segment ids.
+
+        Args:
+            shard: its number, a scalar.
+            previous_id: [B], what to give where there is none in the row; 0 if None.
+        """
         return self._ids_before(previous_id)[shard]
 
     def reach(self, shard: int | Array, previous_id: Int[Array, " B"] | None = None) -> Reach:
-        """How the shards, and what came before the row, reach shard `shard`; that of number S is the row's end."""
+        """How the shards, and what came before the row, reach a shard.
+
+        Args:
+            shard: its number, a scalar; that of number S is the row's end.
+            previous_id: [B], the document that what came before the row is of; 0 if None.
+        """
         before = self._ids_before(previous_id)[:-1]
         enters = (self.first_id != before) & (self.first_id != 0) & (before != 0)
         starts = _sums(self.restarts | enters)
@@ -181,7 +194,12 @@ def gather_shards(segment_ids: SegmentIds | None, batch: int, length: int, axis_
 
 
 class AtEdges(NamedTuple):
-    """Something that is handed on along a row: as it is before this device's shard, and after the row."""
+    """Something that is handed on along a row.
+
+    Attributes:
+        before: [B, ...], as it is before this device's shard.
+        after: [B, ...], as it is after the row.
+    """
 
     before: Array
     after: Array
