@@ -86,7 +86,7 @@ def main(_: list[str]) -> None:
         try:
             for run in text_runs.carry_out(missing, workdirs=below, results=output, jobs=_JOBS.value):
                 console.print(f"{run.name} is done")
-                if run.name == f"interdomain_{_SEEDS.value[0]}":
+                if run.name == text_lags.RUN:
                     text_lags.write_kernels(below / run.name, output)
                 text_report.write(output)
         except RunError as error:

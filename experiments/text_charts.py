@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from experiments.text_runs import SCALED
 from interdomain_jax import charts
 from interdomain_jax.evaluation import published
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from experiments.text_report import Model
 
 CUBE, LENGTHS, SCALING = "cube.png", "lengths.png", "scaling.png"
-SCALED = ("softmax", "interdomain", "s4d")
 _COLOURS = {
     "interdomain": charts.ACCENT,
     "softmax": charts.INK,

@@ -17,6 +17,8 @@ from interdomain_jax.training.optimizer import make_optimizer
 from interdomain_jax.training.state import init_state
 from interdomain_jax.version import code_version
 
+RUN = "interdomain_42"
+"""With the bilinear read: what a kernel becomes that begins as a random one."""
 KERNELS = "lag_kernels.json"
 FIGURE = "lag_kernels.png"
 MAX_LAG = 31

@@ -9,6 +9,7 @@ from etils import epath
 
 from configs import small
 from experiments import text_charts, text_lags
+from experiments.text_runs import ONE_TURN, SCALED, usual_read
 from interdomain_jax import markdown
 from interdomain_jax.evaluation import published
 from interdomain_jax.evaluation.records import Record, read_records
@@ -32,6 +33,7 @@ class Model(NamedTuple):
         read: "bilinear" or "hermitian".
         d_model: its width.
         delta_range: of its first step lengths.
+        rope_base: of its rotations.
         parameters: number of them.
         tokens: that each run was trained on.
         seeds: of the runs, rising.
@@ -45,6 +47,7 @@ class Model(NamedTuple):
     read: str
     d_model: int
     delta_range: tuple[float, float]
+    rope_base: float
     parameters: int
     tokens: int
     seeds: tuple[int, ...]
@@ -66,23 +69,24 @@ class Model(NamedTuple):
     @property
     def label(self) -> str:
         """What tables and figures call it."""
-        return published.LABELS[self.mixer] + ("" if self.read == "bilinear" else f", {self.read} read")
+        return published.LABELS[self.mixer] + ("" if self.read == usual_read(self.mixer) else f", {self.read} read")
 
     @property
     def is_usual(self) -> bool:
         """Whether it is a cell of the cube."""
         usual = small.get_config(self.mixer).model
-        return (self.read, self.d_model, self.delta_range) == (usual.read, usual.d_model, tuple(usual.delta_range))
+        wanted = (usual_read(self.mixer), usual.d_model, tuple(usual.delta_range), usual.rope_base)
+        return (self.read, self.d_model, self.delta_range, self.rope_base) == wanted
 
 
 def read_models(output: epath.Path) -> list[Model]:
     """The models among the results: by width, then in the order of the cube."""
-    groups: dict[tuple[int, int, str, tuple[float, float]], list[Record]] = defaultdict(list)
+    groups: dict[tuple[int, int, str, tuple[float, float], float], list[Record]] = defaultdict(list)
     for directory in sorted(path for path in output.iterdir() if path.is_dir()):
         for record in read_records(directory):
             (mixer,), model = record.model["mixers"], record.config["model"]
-            key = (model["d_model"], [*MIXERS].index(mixer), model["read"], tuple(model["delta_range"]))
-            groups[key].append(record)
+            delta_range, place = tuple(model["delta_range"]), [*MIXERS].index(mixer)
+            groups[model["d_model"], place, model["read"], delta_range, model["rope_base"]].append(record)
     return [_model(sorted(group, key=_seed)) for _, group in sorted(groups.items())]
 
 
@@ -95,6 +99,7 @@ def _model(records: Sequence[Record]) -> Model:
         read=first.config["model"]["read"],
         d_model=first.config["model"]["d_model"],
         delta_range=tuple(first.config["model"]["delta_range"]),
+        rope_base=first.config["model"]["rope_base"],
         parameters=first.model["parameters"],
         tokens=first.model["tokens"],
         seeds=tuple(map(_seed, records)),
@@ -123,12 +128,8 @@ def write(output: epath.Path) -> None:
     cube = [model for model in models if model.is_usual]
     usual = small.get_config().model
     others = [model for model in models if model.d_model == usual.d_model and not model.is_usual]
-    scaled = [
-        model
-        for model in models
-        if model.mixer in text_charts.SCALED and (model.is_usual or model.d_model != usual.d_model)
-    ]
-    parts = [_head(), *_cube(cube), *_lengths(cube), *_memory(cube, others), *_reads(cube, others), *_scaling(scaled)]
+    scaled = [model for model in models if model.mixer in SCALED and (model.is_usual or model.d_model != usual.d_model)]
+    parts = [_head(), *_cube(cube), *_lengths(cube), *_context(cube, others), *_reads(cube, others), *_scaling(scaled)]
     if cube:
         text_charts.draw_cube(cube, output / text_charts.CUBE)
         text_charts.draw_lengths(cube, output / text_charts.LENGTHS)
@@ -221,25 +222,31 @@ def _perplexities(model: Model) -> list[str]:
     return [*(f"{perplexity:.2f}" for perplexity in np.exp(model.losses).mean(axis=0)), f"{100 * growth:+.1f} %"]
 
 
-def _memory(cube: Sequence[Model], others: Sequence[Model]) -> list[str]:
-    """Models that begin with the paper's step lengths beside those of the cube."""
-    slow = [model for model in others if model.delta_range == DELTA_RANGE]
-    if not slow:
+def _context(cube: Sequence[Model], others: Sequence[Model]) -> list[str]:
+    """Models that begin with the paper's step lengths, or turn otherwise, beside those of the cube, at every length."""
+    changed = [model for model in others if model.delta_range == DELTA_RANGE or model.rope_base == ONE_TURN]
+    if not changed:
         return []
+    mixers = dict.fromkeys(model.mixer for model in changed)
     rows = [
-        [model.label, f"{model.delta_range[0]:g} to {model.delta_range[1]:g}", *_perplexities(model)]
-        for mixer in (model.mixer for model in slow)
-        for model in (*cube, *slow)
+        [
+            model.label,
+            f"{model.delta_range[0]:g} to {model.delta_range[1]:g}" if model.mixer != "softmax" else "",
+            f"{model.rope_base:g}" if model.mixer != "s4d" else "",
+            *_perplexities(model),
+        ]
+        for mixer in mixers
+        for model in (*cube, *changed)
         if model.mixer == mixer
     ]
-    heads = ["cell", "first step lengths", *_length_heads(slow[0])]
-    return ["## Memory and the training context", "", *markdown.table(heads, rows, left=2), ""]
+    heads = ["cell", "first step lengths", "base of RoPE", *_length_heads(changed[0])]
+    return ["## What lengths depend on", "", *markdown.table(heads, rows, left=3), ""]
 
 
 def _reads(cube: Sequence[Model], others: Sequence[Model]) -> list[str]:
     """Interdomain with either read."""
-    bilinear = [model for model in cube if model.mixer == "interdomain"]
-    hermitian = [model for model in others if model.read == "hermitian"]
+    hermitian = [model for model in cube if model.mixer == "interdomain"]
+    bilinear = [model for model in others if (model.mixer, model.read) == ("interdomain", "bilinear")]
     if not (bilinear and hermitian):
         return []
     rows = [

@@ -21,10 +21,15 @@ from interdomain_jax import checkpoints, strict_json
 from interdomain_jax.errors import RunError
 from interdomain_jax.evaluation.records import read_records, record_path
 from interdomain_jax.modules.mixers import DELTA_RANGE
+from interdomain_jax.ops.dynamics import Read
 
 ROOT = Path(__file__).parents[1]
 CUBE = ("interdomain", "s4d", "softmax", "interdomain_no_rope", "dual_linear", "single_query", "s4d_rope")
 """The cells of the mechanism cube, and softmax; those that say the most first."""
+READ_BY_QUERIES = ("interdomain", "interdomain_no_rope", "single_query")
+"""The cells in which the read matters."""
+ONE_TURN = 50.0
+"""Base of RoPE: 2 pi 50^(15/16), about 250 tokens, is the longest turn of 16 pairs of channels."""
 SCALED = ("softmax", "interdomain", "s4d")
 SCALES = ((32, 611), (64, 1_221), (96, 2_442), (128, 3_663))
 """Width of the model, and updates: about ten tokens for each parameter."""
@@ -55,24 +60,36 @@ class TextRun(NamedTuple):
         return config
 
 
+def usual_read(mixer: str) -> Read:
+    """The read of the cube's cells: hermitian where a query reads; elsewhere the config's, which changes nothing."""
+    return "hermitian" if mixer in READ_BY_QUERIES else small.get_config(mixer).model.read
+
+
 def cube_runs(seeds: Iterable[int]) -> list[TextRun]:
     """Every cell with every seed."""
-    return [TextRun(f"{mixer}_{seed}", mixer, {"seed": seed}) for seed in seeds for mixer in CUBE]
+    return [_usual_run(mixer, "", {"seed": seed}) for seed in seeds for mixer in CUBE]
 
 
 def read_runs(seeds: Iterable[int]) -> list[TextRun]:
-    """The hermitian read; the cube has the bilinear one."""
-    fields = {"model.read": "hermitian"}
-    return [TextRun(f"interdomain_hermitian_{seed}", "interdomain", {"seed": seed} | fields) for seed in seeds]
+    """The bilinear read; the cube has the hermitian one."""
+    return [TextRun(f"interdomain_{seed}", "interdomain", {"seed": seed}) for seed in seeds]
+
+
+def rotation_runs(seeds: Iterable[int]) -> list[TextRun]:
+    """RoPE whose slowest pair of channels turns once in the training context."""
+    fields = {"model.rope_base": ONE_TURN}
+    return [
+        _usual_run(mixer, "_one_turn", {"seed": seed} | fields)
+        for seed in seeds
+        for mixer in ("interdomain", "softmax")
+    ]
 
 
 def memory_runs(seeds: Iterable[int]) -> list[TextRun]:
     """The range of step lengths that the paper has for 4,096 tokens, at the context of `configs/small.py`."""
     fields = {"model.delta_range": DELTA_RANGE}
     return [
-        TextRun(f"{mixer}_paper_steps_{seed}", mixer, {"seed": seed} | fields)
-        for seed in seeds
-        for mixer in ("interdomain", "s4d")
+        _usual_run(mixer, "_paper_steps", {"seed": seed} | fields) for seed in seeds for mixer in ("interdomain", "s4d")
     ]
 
 
@@ -90,12 +107,26 @@ def scaling_runs(seeds: Iterable[int]) -> list[TextRun]:
                 "optimizer.warmup_steps": round(0.15 * num_steps),
             }
             if d_model != usual.model.d_model:
-                runs += [TextRun(f"{mixer}_d{d_model}_{seed}", mixer, {"seed": seed} | fields) for mixer in SCALED]
+                runs += [_usual_run(mixer, f"_d{d_model}", {"seed": seed} | fields) for mixer in SCALED]
     return runs
 
 
-EXPERIMENTS = {"cube": cube_runs, "reads": read_runs, "memory": memory_runs, "scaling": scaling_runs}
-WITH_ONE_SEED = ("memory", "scaling")
+def _usual_run(mixer: str, what: str, fields: Mapping[str, Any]) -> TextRun:
+    """A run with the read of the cube's cells."""
+    seed, read = fields["seed"], usual_read(mixer)
+    if read == small.get_config(mixer).model.read:
+        return TextRun(f"{mixer}{what}_{seed}", mixer, fields)
+    return TextRun(f"{mixer}_{read}{what}_{seed}", mixer, {**fields, "model.read": read})
+
+
+EXPERIMENTS = {
+    "cube": cube_runs,
+    "reads": read_runs,
+    "rotations": rotation_runs,
+    "memory": memory_runs,
+    "scaling": scaling_runs,
+}
+WITH_ONE_SEED = ("rotations", "memory", "scaling")
 
 
 def is_done(run: TextRun, results: epath.Path) -> bool:

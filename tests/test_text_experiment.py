@@ -39,7 +39,7 @@ def test_what_is_planned():
     """Issue-sized: seven cells and three seeds, a million parameters or more, ten million tokens or more."""
     seeds = (42, 43, 44)
     runs = [run for make in text_runs.EXPERIMENTS.values() for run in make(seeds)]
-    assert len({run.name for run in runs}) == len(runs) == (7 + 1 + 2 + 3 * 3) * len(seeds)
+    assert len({run.name for run in runs}) == len(runs) == (7 + 1 + 2 + 2 + 3 * 3) * len(seeds)
     for run in text_runs.cube_runs(seeds):
         config = run.config
         assert config.num_steps * config.data.batch_size * config.data.sequence_length >= 10e6
@@ -84,8 +84,8 @@ def test_a_run_for_real(tmp_path):
     first = experiment(*arguments, environment=quick_environment())
     assert first.returncode == 0, first.stderr
     assert "0 of 1 runs are done" in first.stderr
-    record = json.loads((output / "interdomain_hermitian_7" / "evaluations" / "perplexity.json").read_text())
-    assert record["config"]["model"]["read"] == "hermitian"
+    record = json.loads((output / "interdomain_7" / "evaluations" / "perplexity.json").read_text())
+    assert record["config"]["model"]["read"] == "bilinear"
     assert record["model"]["tokens"] == 2 * 2 * 8
     assert [each["at"] for each in record["measurements"] if each["metric"] == "loss"] == [8, 16, 32, 64, 128]
     assert "Perplexity by compute" not in (output / text_report.MARKDOWN).read_text()
@@ -97,7 +97,7 @@ def test_a_run_for_real(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("--experiments=cubes", "--experiments=cubes; they must be some of cube, reads, memory, scaling"),
+        ("--experiments=cubes", "--experiments=cubes; they must be some of cube, reads, rotations, memory, scaling"),
         ("--seeds=", "--seeds is empty; it must name at least one"),
         ("--field=num_steps", "--field is 'num_steps'; it must be a name, '=' and a value, such as num_steps=10"),
         ("--field=num_step=3", "--field is 'num_step=3'; configs/small.py has no field 'num_step'"),
@@ -142,6 +142,7 @@ def test_seeds_are_compared_one_by_one():
         read="bilinear",
         d_model=8,
         delta_range=(0.1, 0.2),
+        rope_base=1e4,
         parameters=10,
         tokens=20,
         seeds=(1, 2),
