@@ -53,16 +53,11 @@ PREPARATION = {
     **data_peers.PREPARATION,
 }
 READING = {
-    "loader": "`TrainBatches`: rows out of prepared files in an exact random order, with targets and mask, as trained on",
+    "loader": "`TrainBatches`: rows of prepared files in one random order, with targets and mask, as trained on",
     **data_peers.READING,
 }
-# One name may stand for two uses of a package.
-CASES = {
-    name: "; ".join(
-        f"{what}: {cases[name]}" for what, cases in (("preparing", PREPARATION), ("reading", READING)) if name in cases
-    )
-    for name in PREPARATION | READING
-}
+# One name stands for two uses of a package.
+CASES = PREPARATION | READING | {"datasets": f"{PREPARATION['datasets']}. {READING['datasets']}"}
 
 
 def main(_: list[str]) -> None:
@@ -139,8 +134,8 @@ def measure_reading(directory: Path) -> tuple[list[Cell], list[str]]:
     trained = sum(row["train/tokens"] for row in rows[1:]) / training
     own_rate = _TOKENS.value / measured[0].seconds["loader"]
     return measured, [
-        f"training of {config.name} takes {training:,.0f} tokens/s, of which the loader gives {own_rate / training:.0f} "
-        f"times as many, and waits {waited / trained:.2%} of its time for data",
+        f"training of {config.name} takes {training:,.0f} tokens/s, the loader gives {own_rate / training:.0f} times "
+        f"as many, and {waited / trained:.2%} of the time is spent waiting for data",
         f"best-fit packing lays out {packed:,.0f} pieces of documents a second, once, when a run starts",
     ]
 

@@ -15,14 +15,14 @@ from interdomain_jax.data.token_files import TokenDocuments
 from interdomain_jax.data.tokenizers import Tokenizer
 
 PREPARATION = {
-    "datasets": "Hugging Face's datasets: `Dataset.map` with the same tokenizer in one process, into an Arrow file; from "
-    "texts in memory where ours reads files, finds the documents in them and writes checksums",
+    "datasets": "preparing: Hugging Face's datasets, `Dataset.map` with the same tokenizer in one process, into an Arrow "
+    "file; from texts in memory, where ours reads files, finds the documents in them and writes checksums",
 }
 READING = {
     "grain": "grain's own packing of the same prepared files, `ConcatThenSplitIterDataset` or `BestFitPackIterDataset` "
     "over documents in random order, read by as many threads; rows as ours, without targets and mask",
-    "datasets": "Hugging Face's datasets: rows of ids concatenated beforehand, shuffled, out of a memory-mapped Arrow "
-    "file in batches; it packs nothing while it reads, and makes no targets, mask, segments or positions",
+    "datasets": "Reading: rows of ids concatenated beforehand, shuffled, out of a memory-mapped Arrow file in batches; "
+    "it packs nothing while it reads, and makes no targets, mask, segments or positions",
 }
 """The peers, and what they do and do not do."""
 

@@ -9,7 +9,8 @@ large square product of the same dtype, timed among the cases; the fraction of i
 by the formula of its cost, with gradients as traced, recomputation included. Memory is what the compiled program
 allocates: its temporaries and its outputs.
 
-Then the chunked form alone, over lengths that go up fourfold, and the time that XLA takes to compile the associative form.
+Then the chunked form alone, over lengths that go up fourfold, and the time that XLA takes to compile the associative
+form.
 """
 
 import time
