@@ -103,7 +103,7 @@ def load(path: str | Path) -> Record:
     return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
-def from_json(value: Mapping[str, Any]) -> Record:
+def from_json(value: dict[str, Any]) -> Record:
     """The record that `save` writes as this value."""
     return Record(**value | {"grids": [_grid(**grid) for grid in value["grids"]]})
 

@@ -152,10 +152,8 @@ def _measure_rows(corpus: TokenDocuments, length: int, packing: Packing, eos_id:
         rows = data_peers.dataset_rows(corpus, length, directory / "rows")
         makers["datasets"] = lambda _: data_peers.dataset_batches(rows, batch_size)
     count = max(1, _TOKENS.value // (length * batch_size))
-    seconds = _in_turn(
-        {name: lambda repeat, make=make: _drain(make(repeat), count) for name, make in makers.items()},
-        f"reading, {packing}",
-    )
+    drains = {name: lambda repeat, name=name: _drain(makers[name](repeat), count) for name in makers}
+    seconds = _in_turn(drains, f"reading, {packing}")
     kind = "concatenated" if packing == "concatenate" else "best fit, reset"
     return Cell({"tokens of a row": length, "rows": kind}, seconds, tokens=count * length * batch_size)
 

@@ -15,8 +15,8 @@ from interdomain_jax.data.token_files import TokenDocuments
 from interdomain_jax.data.tokenizers import Tokenizer
 
 PREPARATION = {
-    "datasets": "preparing: Hugging Face's datasets, `Dataset.map` with the same tokenizer in one process, into an Arrow "
-    "file; from texts in memory, where ours reads files, finds the documents in them and writes checksums",
+    "datasets": "preparing: Hugging Face's datasets, `Dataset.map` with the same tokenizer in one process, into an "
+    "Arrow file; from texts in memory, where ours reads files, finds the documents in them and writes checksums",
 }
 READING = {
     "grain": "grain's own packing of the same prepared files, `ConcatThenSplitIterDataset` or `BestFitPackIterDataset` "

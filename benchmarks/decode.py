@@ -74,8 +74,8 @@ CASES = {
     HEADS_FIRST: "the same, its cache in the order that its products read, as our decoder keeps it; XLA on a CPU puts "
     "the other in order for every token",
     "softmax (cudnn)": "`softmax` by cuDNN",
-    "mamba2": "mamba2-jax, `ssd_forward` on one token in a chunk of one, with a state as large as ours; its model decodes "
-    "with the same function; no projections, convolution or norm",
+    "mamba2": "mamba2-jax, `ssd_forward` on one token in a chunk of one, with a state as large as ours; its model "
+    "decodes with the same function; no projections, convolution or norm",
     "mlstm": "mlstm-kernels, `mlstm_recurrent_step__native`, its step in plain JAX, with a state as large as ours and "
     "its normalizer besides",
     COPY: "reads and writes the state where it lies, no more: the lower bound",

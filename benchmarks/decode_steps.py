@@ -59,7 +59,7 @@ class PaperState(NamedTuple):
     read: ReadFactors
 
 
-Step = Callable[[Any, Inputs], tuple[Any, Array]]
+Step = Callable[[Any, Any], tuple[Any, Array]]
 
 
 def interdomain(decoding: DecodingState, inputs: Inputs) -> tuple[DecodingState, Array]:
