@@ -105,4 +105,4 @@ def test_formulas_have_a_source(module):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
     ]
     named = any(re.search(r"\((the )?(paper|article)\b|\b(19|20)\d\d\)", text) for text in docstrings)
-    assert named != (module.__name__ in WITHOUT_FORMULAS)
+    assert named is (module.__name__ not in WITHOUT_FORMULAS)
