@@ -15,7 +15,7 @@ from matplotlib.patches import FancyBboxPatch
 from interdomain_jax import charts
 
 PATH = Path(__file__).parent / "images" / "architecture.png"
-_HEIGHT = 0.62
+_HEIGHT = 0.66
 
 
 def main() -> None:
@@ -28,51 +28,62 @@ def main() -> None:
 
 
 def _draw_mixer(axes: Axes) -> None:
-    _begin(axes, "One head of the mixer", width=9.0, height=9.6)
+    _begin(axes, "The mixer: H heads over T tokens")
     columns = {"query": 1.5, "key": 4.5, "value": 7.5}
-    _box(axes, 4.5, 9.0, "x: normed residual stream", width=8.2)
+    widths = {"query": "T, H, R", "key": "T, Hkv, R", "value": "T, Hkv, D"}
+    _box(axes, 4.5, 9.0, "x [T, d_model], after the block's norm", width=8.6)
     for name, x in columns.items():
         _arrow(axes, (x, 9.0), (x, 8.0))
-        _box(axes, x, 8.0, f"W_{name[0].upper()}: {name}")
+        _box(axes, x, 8.0, f"{name} projection\n[{widths[name]}]")
     for x in (columns["query"], columns["key"]):
         _arrow(axes, (x, 8.0), (x, 7.0))
         _box(axes, x, 7.0, "short convolution,\nRoPE")
         _arrow(axes, (x, 7.0), (x, 6.0))
-        _box(axes, x, 6.0, "SiLU, L2 norm")
+        _box(axes, x, 6.0, "feature map:\nSiLU, L2 norm")
     _arrow(axes, (columns["key"], 6.0), (columns["key"], 5.0))
     _arrow(axes, (columns["value"], 8.0), (columns["value"], 5.0))
-    _box(axes, 6.0, 5.0, "RMSNorm, scale and bias; weights of B", width=5.4)
+    _box(
+        axes,
+        6.0,
+        5.0,
+        "input norm: RMSNorm of k and of v, scale and\nbias of each head; B's weight of each channel",
+        width=5.6,
+    )
     _arrow(axes, (6.0, 5.0), (6.0, 3.8))
-    _box(axes, 6.0, 3.8, "state  x = λ x + b [k, v]\nM complex modes of R + D channels", width=5.4, filled=True)
+    _box(axes, 6.0, 3.8, "recurrence:  X = λ X + b [k, v]\nM complex modes of R + D channels", width=5.6, filled=True)
     _arrow(axes, (6.0, 3.8), (6.0, 2.6))
-    _arrow(axes, (columns["query"], 6.0), (columns["query"], 2.6), (3.3, 2.6))
-    _box(axes, 6.0, 2.6, "read  y = X_k q,  w = CᵀC y,  o = Re(w X_v)", width=5.4, filled=True)
+    _arrow(axes, (columns["query"], 6.0), (columns["query"], 2.6), (3.2, 2.6))
+    _box(axes, 6.0, 2.6, "read:  y = $X_k$ q,  w = CᵀC y,  o = Re(w $X_v$)\n[T, H, D]", width=5.6, filled=True)
     _arrow(axes, (6.0, 2.6), (6.0, 1.4))
-    _box(axes, 4.5, 1.4, "W_O over all heads", width=8.2)
+    _box(axes, 4.5, 1.4, "output projection [T, d_model]", width=8.6)
 
 
 def _draw_code(axes: Axes) -> None:
-    _begin(axes, "The code: a row uses what lies below it", width=9.0, height=9.6)
+    _begin(axes, "The code: a row imports rows below it alone")
     rows = (
-        (9.0, ("train.py", "eval.py", "generate.py")),
-        (7.4, ("training", "evaluation", "inference", "export")),
-        (5.8, ("data", "sharding, checkpoints,\nscoring, workdir")),
-        (4.2, ("modules",)),
-        (2.8, ("ops",)),
-        (1.4, ("pallas_kernels",)),
+        ("train.py", "eval.py", "generate.py"),
+        ("evaluation", "export"),
+        ("training", "inference"),
+        ("what they share: checkpoints,\nsharding, scoring, experiment",),
+        ("data", "modules"),
+        ("ops",),
+        ("pallas_kernels",),
     )
-    for y, names in rows:
+    gap = (9.0 - 1.4) / (len(rows) - 1)
+    heights = [9.0 - place * gap for place in range(len(rows))]
+    for y, names in zip(heights, rows, strict=True):
         for place, name in enumerate(names):
-            width = 8.4 / len(names) - 0.3
-            x = 4.5 + (place - (len(names) - 1) / 2) * 8.4 / len(names)
-            _box(axes, x, y, name, width=width, filled=name in ("ops", "pallas_kernels"))
-    for (above, _), (below, _) in itertools.pairwise(rows):
-        _arrow(axes, (4.5, above - _HEIGHT), (4.5, below))
+            width = 8.6 / len(names)
+            _box(
+                axes, 0.2 + (place + 0.5) * width, y, name, width=width - 0.2, filled=name in ("ops", "pallas_kernels")
+            )
+    for above, below in itertools.pairwise(heights):
+        _arrow(axes, (4.5, above - _HEIGHT / 2), (4.5, below))
 
 
-def _begin(axes: Axes, title: str, *, width: float, height: float) -> None:
-    axes.set_xlim(0, width)
-    axes.set_ylim(0.8, height)
+def _begin(axes: Axes, title: str) -> None:
+    axes.set_xlim(0, 9.0)
+    axes.set_ylim(0.9, 9.5)
     axes.axis("off")
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=charts.INK)
 

@@ -1,5 +1,6 @@
 """The pages lead somewhere: what they link to, show or name is there. Nothing is fetched."""
 
+import pkgutil
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
+
+import interdomain_jax
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("experiments/**/*.md"))]
@@ -48,3 +51,19 @@ def test_files_that_are_named_are_there(page):
     for name in {token.content for token in tokens(page) if token.type == "code_inline"} - WRITTEN:
         if re.fullmatch(rf"([\w.-]+/)*[\w.-]+\.(py|ipynb|md|toml)|({'|'.join(FOLDERS)})/[\w./-]*", name):
             assert any(f"{path}".endswith(f"/{name.rstrip('/')}") for path in FILES), name
+
+
+def test_the_reference_has_what_is_public():
+    reference = "".join(page.read_text() for page in ROOT.glob("docs/api/*.md"))
+    modules = set(re.findall(r"automodule:: (\S+)", reference))
+    for package in ("", ".ops", ".modules", ".inference", ".export"):
+        package = pkgutil.resolve_name(f"interdomain_jax{package}")
+        exported = [getattr(package, name) for name in package.__all__]
+        assert {x.__module__ for x in exported if hasattr(x, "__module__")} <= modules
+
+
+def test_the_page_on_the_package_has_its_names():
+    listed = re.findall(r"^   ~(\S+)$", (ROOT / "docs/api/package.md").read_text(), re.MULTILINE)
+    assert {name.rpartition(".")[2]: pkgutil.resolve_name(name) for name in listed} == {
+        name: getattr(interdomain_jax, name) for name in interdomain_jax.__all__
+    }

@@ -53,7 +53,7 @@ def to_tensors(model: Decoder, params: Any) -> Tensors:
 
 
 def to_params(model: Decoder, read: Callable[[str, Index], np.ndarray], mesh: Mesh | None) -> Any:
-    """The parameters of the model as `jax.Array`s.
+    """The parameters of the model, arrays of JAX.
 
     Args:
         model: whose parameters they are; its `scan_layers` says how they lie.

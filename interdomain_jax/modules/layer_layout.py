@@ -44,7 +44,7 @@ def separate_layers(tree: Any) -> Any:
 def like_layers_of(names: Iterable[str], tree: Any) -> Any:
     """The tree with its layers as leaves of these names, such as "params/layers_0/block_0/mlp/w1/kernel", have theirs.
 
-    Works on arrays, and on `jax.ShapeDtypeStruct`s, which lose their places.
+    Works on arrays, and on each `jax.ShapeDtypeStruct`, which loses its place.
     """
     parts = {part for name in names for part in name.split("/")}
     change = stack_layers if _STACKED in parts else separate_layers
