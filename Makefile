@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/tiny
+PARTS ?= mixer,decode,data,trainer
 
-.PHONY: demo test test-fast test-thorough test-slow test-compiled lint release-check notebook bench bench-train bench-checkpoints bench-data bench-decode kernel-report scaling mqar text docs clean
+.PHONY: demo test test-fast test-thorough test-slow test-compiled lint release-check notebook bench bench-gate bench-checkpoints kernel-report scaling mqar text docs clean
 
 # Trains the tiny model on real text, then evaluates it.
 demo: $(VENV)/run
@@ -54,26 +55,19 @@ notebook: $(VENV)/dev
 	rm -rf runs/walkthrough
 	JAX_PLATFORMS=cpu $(BIN)/jupyter-execute --inplace examples/walkthrough.ipynb
 
-# mlstm-kernels asks for torch, which its form in plain JAX does not use.
+# Writes benchmarks/RESULTS.md: a quarter of an hour on two CPU cores, which should be doing nothing else. PARTS=mixer,data
+# measures these alone. mlstm-kernels asks for torch, which its form in plain JAX does not use.
 bench: $(VENV)/bench
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mlstm-kernels==2.0.6
-	$(BIN)/python -m benchmarks.mixer
+	$(BIN)/python -m benchmarks.results --parts=$(PARTS)
 
-# A quarter of an hour on two CPU cores, most of it softmax attention.
-bench-train: $(VENV)/dev
-	$(BIN)/python -m benchmarks.train_step
+# Ratios of times against the bounds in benchmarks/gate.json: a minute, with the machine otherwise quiet.
+bench-gate: $(VENV)/dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.gate
 
 # A few minutes on two CPU cores.
 bench-checkpoints: $(VENV)/dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.checkpointing
-
-# A few minutes on two CPU cores.
-bench-data: $(VENV)/dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.data
-
-# Five minutes or more on two CPU cores.
-bench-decode: $(VENV)/dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.decode
 
 # Needs the same environment as test-compiled.
 kernel-report: $(VENV)/dev $(VENV)/compilers

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import psutil
 from rich.console import Console
 
-from benchmarks.decode_report import FIRST, Cell, Machine, Timing
-from benchmarks.decode_steps import OURS, STEPS, Layer, carry_shape, keeps_tokens, make_inputs, start
+from benchmarks.cells import Cell
+from benchmarks.decode_report import FIRST, Machine
+from benchmarks.decode_steps import OURS, STEPS, Layer, carry_shape, inputs_of, keeps_tokens, start
 from benchmarks.timing import Case, measure, peak_cases
 
 # A program may take this share of the memory that is free.
@@ -63,7 +64,7 @@ def compile_loop(name: str, layer: Layer, batch: int, prefix: int, dtype: Any) -
     steps = 1 if jax.default_backend() == "cpu" else _STEPS_OF_A_TURN
     step = STEPS[name]
     carry = carry_shape(name, layer, batch, prefix, dtype)
-    inputs = make_inputs(layer, batch, dtype)
+    inputs = inputs_of(name, layer, batch, dtype)
 
     def run(carry: Any, inputs: Any, turns: Any) -> Any:
         def one(_: Any, both: Any) -> Any:
@@ -104,7 +105,6 @@ def measure_cell(plan: Plan, batch: int, prefix: int) -> Cell:
     """Times the cases of one batch and prefix in turn."""
     layer, names, first, dtype, repeats, seconds = plan
     cases, counts, memory = {}, {}, {}
-    inputs = make_inputs(layer, batch, dtype)
     # Next to each other, the two that are to be equal.
     labels = {OURS: (OURS, prefix), FIRST: (OURS, first)} | {name: (name, prefix) for name in names}
     for label, (name, length) in labels.items():
@@ -119,13 +119,14 @@ def measure_cell(plan: Plan, batch: int, prefix: int) -> Cell:
         memory[label] = loop.memory
         if loop.memory > _MEMORY_SHARE * free_memory():
             continue
-        steps = Steps(loop, start(name, layer, batch, length, dtype), inputs)
+        steps = Steps(loop, start(name, layer, batch, length, dtype), inputs_of(name, layer, batch, dtype))
         steps.lengthen(seconds)
         cases[label] = Case(steps, (), 0)
         counts[label] = steps.turns * loop.steps
     measured = measure(cases, repeats)
     medians = {label: measured[label].seconds / counts[label] for label in cases}
-    return Cell(batch, prefix, {label: Timing(medians.get(label, math.nan), memory[label]) for label in memory})
+    seconds_by_case = {label: medians.get(label, math.nan) for label in memory}
+    return Cell({"batch": batch, "prefix": prefix}, seconds_by_case, memory)
 
 
 def free_memory() -> int:
@@ -147,12 +148,11 @@ def measure_machine(plan: Plan) -> Machine:
         stream = negate(stream)
         return stream
 
-    carry, inputs = start(OURS, layer, 1, 1, dtype), make_inputs(layer, 1, dtype)
+    carry, inputs = start(OURS, layer, 1, 1, dtype), inputs_of(OURS, layer, 1, dtype)
     nothing = Steps(compile_loop(OURS, layer, 1, 0, dtype), carry, inputs, turns=0)
     products = {str(size): case for size, case in peak_cases().items()}
     measured = measure({"stream": Case(turn, (), 0), "nothing": Case(nothing, (), 0), **products}, plan.repeats)
     return Machine(
-        f"{psutil.cpu_count()} cores ({jax.devices()[0].device_kind}), jax {jax.__version__}",
         2 * _STREAM_BYTES / measured["stream"].seconds,
         max(2 * int(size) ** 3 / measured[size].seconds for size in products),
         measured["nothing"].seconds,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from benchmarks import peers
 from benchmarks.problems import random_inputs
 from interdomain_jax.array_types import State
 from interdomain_jax.ops import Dynamics, interdomain_attention, state_at
@@ -58,7 +59,7 @@ class PaperState(NamedTuple):
     read: ReadFactors
 
 
-Step = Callable[[Any, Inputs], tuple[Any, Array]]
+Step = Callable[[Any, Any], tuple[Any, Array]]
 
 
 def interdomain(decoding: DecodingState, inputs: Inputs) -> tuple[DecodingState, Array]:
@@ -132,9 +133,14 @@ STEPS: dict[str, Step] = {
     "softmax": softmax,
     HEADS_FIRST: softmax_heads_first,
     "softmax (cudnn)": partial(softmax, implementation="cudnn"),
+    "mamba2": peers.mamba2_step,
+    "mlstm": peers.mlstm_step,
     "copy": copy,
 }
 """By the names of the cases."""
+
+PEERS = {"mamba2": peers.mamba2_arguments, "mlstm": peers.mlstm_arguments}
+"""What draws the inputs of those that are other packages' steps."""
 
 
 def keeps_tokens(name: str) -> bool:
@@ -162,6 +168,17 @@ def make_inputs(layer: Layer, batch: int, dtype: Any) -> Inputs:
     return Inputs(q, k, v, dynamics)
 
 
+def inputs_of(name: str, layer: Layer, batch: int, dtype: Any) -> Any:
+    """What the case takes for one token of each row: `make_inputs`, or what a peer takes in its place."""
+    if name not in PEERS:
+        return make_inputs(layer, batch, dtype)
+    return PEERS[name](
+        np.random.default_rng(0),
+        peers.Sizes(1, layer.heads, layer.head_dim, state_size=4 * layer.state_dim, batch=batch),
+        dtype,
+    )
+
+
 def start(name: str, layer: Layer, batch: int, prefix: int, dtype: Any) -> Any:
     """What the case carries after `prefix` random tokens, the same ones in every row and for every case."""
     every_row = lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:]))
@@ -181,6 +198,10 @@ def carried(name: str, state: State, dynamics: Dynamics) -> Any:
         return begin_interdomain(state, dynamics, state.shape[-1] // 2)
     if name == "s4d":
         return begin_linear(state, dynamics)
+    if name in PEERS:
+        # As many numbers, laid out as the peer has them.
+        matrix = state.reshape(*state.shape[:2], -1, state.shape[-1] // 2)
+        return matrix.swapaxes(2, 3) if name == "mamba2" else peers.mlstm_state(matrix)
     if name != "paper":
         return state
     decay = lambda_powers(dynamics.log_decay, dynamics.angle, jnp.ones(1, jnp.int32))[:, 0, :, :, None]

@@ -3,49 +3,38 @@
     python -m benchmarks.mixer
     python -m benchmarks.mixer --compared_lengths=4096 --lengths=4096,8192 --repeats=3 --nopeers
 
-Cases:
-    chunked     interdomain_attention, the chunked form in plain XLA (the default), at its default chunk size
-    best chunk  the same at the fastest of several chunk sizes, if that is another one
-    bare        the matrix products of `chunked` and nothing else (`bare_matmuls.py`)
-    sequential  interdomain_attention token by token, U and Gamma never formed
-    paper       token by token as the paper writes it: U = C X_k and Gamma = C X_v formed for every token
-    softmax     jax.nn.dot_product_attention, causal
-    mamba2      mamba2-jax's chunked form at its fastest chunk size, with states as large as ours (`peers.py`)
-    mlstm       mlstm-kernels' chunkwise form in plain JAX, likewise
+`CASES` says what is timed: forward, and forward with the gradients of every input for random cotangents. The cases are
+interleaved and medians reported, for a machine is rarely alone; the ratios are what to read. The peak is that of a
+large square product of the same dtype, timed among the cases; the fraction of it counts the products of the op, forward
+by the formula of its cost, with gradients as traced, recomputation included. Memory is what the compiled program
+allocates: its temporaries and its outputs.
 
-Each is timed forward, and forward with the gradients of every input for random cotangents. The cases are interleaved
-and medians reported, for a machine is rarely alone; the ratios are what to read. The peak is that of a large square
-product of the same dtype, timed among the cases; the fraction of it counts the products of the op, forward by the
-formula of its cost, with gradients as traced, recomputation included. Memory is what the compiled program allocates:
-its temporaries and its outputs.
-
-Then the chunked form alone, over lengths that double, and the time that XLA takes to compile the associative form.
+Then the chunked form alone, over lengths that go up fourfold, and the time that XLA takes to compile the associative
+form.
 """
 
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from absl import app, flags
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import peers, tables
+from benchmarks import cells, peers, tables
 from benchmarks.bare_matmuls import bare_problem, count_flops, extract
+from benchmarks.cells import Cell, Grid
 from benchmarks.problems import chunked_problem, forward_flops, random_inputs
-from benchmarks.tables import Comparison, Result
 from benchmarks.timing import Case, Problem, compile_case, fastest, gradient_problem, measure, peak_cases
 from interdomain_jax.ops import Dynamics, interdomain_attention
 from interdomain_jax.ops.chunk_sizes import default_chunk_size
 
 _COMPARED = flags.DEFINE_list("compared_lengths", ["1024", "4096", "16384"], "Tokens at which all cases are compared.")
 _LENGTHS = flags.DEFINE_list(
-    "lengths", [str(2**n) for n in range(10, 19)], "Tokens at which the chunked form alone is timed."
+    "lengths", [str(4**n) for n in range(5, 10)], "Tokens at which the chunked form alone is timed."
 )
 _HEADS = flags.DEFINE_integer("heads", 4, "Heads.")
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Width of a head's queries, keys and values.")
@@ -57,6 +46,17 @@ _PEERS = flags.DEFINE_bool("peers", True, "Whether to time the other mixers.")
 _TOKENWISE_UP_TO = flags.DEFINE_integer("tokenwise_up_to", 4096, "Tokens up to which `sequential` and `paper` run.")
 _SOFTMAX_UP_TO = flags.DEFINE_integer("softmax_up_to", 16384, "Tokens up to which `softmax` runs.")
 _COMPILED_LENGTH = flags.DEFINE_integer("compiled_length", 50_000, "Tokens for which the associative form is compiled.")
+_JSON = flags.DEFINE_string("json", None, "A file for the figures.")
+
+CASES = {
+    "chunked": "`interdomain_attention`, the chunked form in plain XLA (the default), at its default chunk size",
+    "bare": "the matrix products of `chunked`, in its loops, and nothing else",
+    "sequential": "`interdomain_attention` token by token, U and Gamma never formed",
+    "paper": "token by token as the paper writes it: U = C X_k and Gamma = C X_v formed for every token",
+    "softmax": "`jax.nn.dot_product_attention`, causal",
+    "best chunk": "`chunked` at the fastest of several chunk sizes, if that is another one",
+    **peers.MIXERS,
+}
 
 # An associative scan over 50,000 x 32 complex numbers, with its gradient, once took 24 s to compile:
 # https://github.com/jax-ml/jax/issues/18221.
@@ -102,7 +102,7 @@ def plain_problems(inputs: tuple[Any, ...]) -> dict[str, Problem]:
     return problems
 
 
-def compare(length: int, peaks: Mapping[int, Case]) -> list[Comparison]:
+def compare(length: int, peaks: Mapping[int, Case]) -> list[Cell]:
     """All cases at one sequence length, in every pass."""
     rng = np.random.default_rng(0)
     inputs = random_inputs(rng, length, _HEADS.value, _HEAD_DIM.value, _STATE_DIM.value)
@@ -118,7 +118,7 @@ def compare(length: int, peaks: Mapping[int, Case]) -> list[Comparison]:
 
 def compare_pass(
     direction: str, inputs: tuple[Any, ...], swept: Mapping[str, Mapping[str, Problem]], peaks: Mapping[int, Case]
-) -> Comparison:
+) -> Cell:
     """All cases in one pass; of each of the `swept` ones, the fastest."""
     prepare, length = PASSES[direction], inputs[0].shape[1]
     chunked = prepare(chunked_problem(inputs, _CHUNK_SIZE.value))
@@ -143,23 +143,40 @@ def compare_pass(
     if direction == "forward":
         shape = length, _HEADS.value, _HEAD_DIM.value, _STATE_DIM.value
         flops |= {name: forward_flops(*shape, int(chunks[name])) for name in ("chunked", "best chunk")}
-    results = {name: Result(measured[name], chunks.get(name, ""), flops.get(name)) for name in cases}
-    return Comparison(length, direction, peak, results)
+    return Cell(
+        {"tokens": length, "pass": direction},
+        {name: measured[name].seconds for name in cases},
+        {name: measured[name].memory for name in cases},
+        {name: f"chunk {size}" for name, size in chunks.items() if name in cases},
+        {name: count / measured[name].seconds / peak for name, count in flops.items() if name in cases},
+    )
 
 
-def measure_growth() -> dict[str, list[tuple[int, float]]]:
-    """Seconds of the chunked form at each of the lengths, by pass."""
+def measure_growth() -> list[Cell]:
+    """The chunked form's passes at each of the lengths."""
     rng = np.random.default_rng(0)
     cases = {}
-    for length in map(int, _LENGTHS.value):
+    lengths = [int(length) for length in _LENGTHS.value]
+    for length in lengths:
         inputs = random_inputs(rng, length, _HEADS.value, _HEAD_DIM.value, _STATE_DIM.value)
         for direction, prepare in PASSES.items():
             cases[direction, length] = compile_case(prepare(chunked_problem(inputs, _CHUNK_SIZE.value)))
     results = measure(cases, _REPEATS.value)
-    return {
-        direction: [(length, results[direction, length].seconds) for length in map(int, _LENGTHS.value)]
+    return [
+        Cell({"tokens": length}, {direction: results[direction, length].seconds for direction in PASSES})
+        for length in lengths
+    ]
+
+
+def growth_remarks(growth: Sequence[Cell], start: int) -> list[str]:
+    """How many times as long the longest sequence takes as that of `start` tokens, or the shortest longer one."""
+    first = next((cell for cell in growth if cell.at["tokens"] >= start), growth[0])
+    short, long = (cell.at["tokens"] for cell in (first, growth[-1]))
+    return [
+        f"chunked, {direction}: {long:,} tokens take {growth[-1].seconds[direction] / first.seconds[direction]:.1f} "
+        f"times as long as {short:,}, for {long / short:g} times the tokens"
         for direction in PASSES
-    }
+    ]
 
 
 def associative_compile_seconds() -> dict[str, float]:
@@ -175,32 +192,30 @@ def associative_compile_seconds() -> dict[str, float]:
 
 
 def main(_: list[str]) -> None:
-    """Measures everything and prints it: ratios, then times, then growth with the length, then compile times."""
-    missing = peers.missing_packages() if _PEERS.value else []
-    if missing:
-        sys.exit(f"{', '.join(missing)} must be installed to time the peers (make bench does it); or pass --nopeers.")
+    """Measures everything, and prints it."""
+    if _PEERS.value:
+        peers.exit_if_missing("mamba2-jax", "mlstm-kernels")
     jax.config.update("jax_default_matmul_precision", "highest")  # as the op's own products, on any device
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(
-        f"{_HEADS.value} heads of {_HEAD_DIM.value}, {_STATE_DIM.value} modes, float32, "
-        f"{psutil.cpu_count()} cores ({jax.devices()[0].device_kind}), jax {jax.__version__}"
-    )
     peaks = peak_cases()
     lengths = track(_COMPARED.value, "comparing", console=Console(stderr=True))
-    comparisons = [part for length in map(int, lengths) for part in compare(length, peaks)]
-    console.print(tables.ratios(comparisons), tables.times(comparisons))
-
+    compared = [cell for length in map(int, lengths) for cell in compare(length, peaks)]
     growth = measure_growth()
-    console.print(tables.growth(growth))
-    for line in tables.growth_lines(growth, _GROWTH_FROM):
-        console.print(line)
-
+    remarks = growth_remarks(growth, _GROWTH_FROM)
     for direction, seconds in associative_compile_seconds().items():
         verdict = "below" if seconds < _COMPILE_BOUND_SECONDS else "ABOVE"
-        console.print(
+        remarks.append(
             f"associative, {direction}: {_COMPILED_LENGTH.value:,} x {_COMPILED_MODES} compiles in {seconds:.1f} s, "
             f"{verdict} the bound of {_COMPILE_BOUND_SECONDS:.0f} s"
         )
+    setting = f"{_HEADS.value} heads of {_HEAD_DIM.value}, {_STATE_DIM.value} modes, float32"
+    grids = [
+        Grid("One call", "chunked", ("bare",), "ms", compared),
+        Grid("Growth with the length", "forward", (), "ms", growth),
+    ]
+    measured = cells.record(setting, CASES, grids, remarks)
+    tables.show(measured)
+    if _JSON.value:
+        cells.save(_JSON.value, measured)
 
 
 if __name__ == "__main__":

@@ -1,116 +1,117 @@
-"""What the benchmark prints: ratios first, then the times and the memory that they come from."""
+"""The figures of the benchmarks as tables, on a console and in Markdown: ratios first, then what they come from."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from rich.table import Column, Table
+import rich.table
+from rich.console import Console
 
-from benchmarks.timing import Measurement
-
-_RIVALS = ("softmax", "mamba2", "mlstm", "sequential", "paper")
-
-
-class Result(NamedTuple):
-    """What a case took, in chunks of how many tokens, and the flops of its matrix products where they are counted."""
-
-    measurement: Measurement
-    chunks: str
-    flops: int | None
+from benchmarks.cells import Cell, Grid, Record
 
 
-class Comparison(NamedTuple):
-    """All cases of one sequence length and pass, with the peak of the machine in flops a second."""
+class Table(NamedTuple):
+    """Text in columns."""
 
-    length: int
-    direction: str
-    peak: float
-    results: dict[str, Result]
-
-    def seconds(self, name: str) -> float:
-        """The case's time; NaN if it did not fit or was not asked for."""
-        return self.results[name].measurement.seconds if name in self.results else math.nan
-
-    def of_peak(self, name: str) -> float:
-        """The fraction of the peak that the case's products amount to; NaN if they are not counted."""
-        flops = self.results[name].flops
-        return math.nan if flops is None else flops / self.seconds(name) / self.peak
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
 
 
-def ratios(comparisons: Sequence[Comparison]) -> Table:
-    """How many times as long as `chunked` the others take, and how far it is from its products and from the peak."""
-    headers = (*_RIVALS, "best chunk", "ours / bare", "of peak", "bare of peak")
-    table = Table(
-        Column("tokens", justify="right"),
-        "pass",
-        *(Column(header, justify="right") for header in headers),
-        title="Times in units of ours, the chunked form; ours in units of its bare products; fractions of the peak",
-    )
-    for comparison in comparisons:
-        ours = comparison.seconds("chunked")
-        table.add_row(
-            f"{comparison.length:,}",
-            comparison.direction,
-            *(_number(comparison.seconds(name) / ours) for name in _RIVALS),
-            _number(comparison.seconds("best chunk") / ours) or "default",
-            _number(ours / comparison.seconds("bare")),
-            *(_percent(comparison.of_peak(name)) for name in ("chunked", "bare")),
-        )
-    return table
+def ratio_table(grid: Grid) -> Table:
+    """Times in units of ours; ours in units of its lower bounds; and the fractions of the peak."""
+    others = [name for name in grid.cases if name not in (grid.ours, *grid.bounds)]
+    counted = [name for name in grid.cases if any(name in cell.of_peak for cell in grid.cells)]
+
+    def ratios(cell: Cell) -> list[str]:
+        values = [cell.ratio(name, grid.ours) for name in others]
+        values += [cell.ratio(grid.ours, name) for name in grid.bounds]
+        return [*map(_number, values), *(_percent(cell.of_peak.get(name, math.nan)) for name in counted)]
+
+    headers = [*others, *(f"{grid.ours} / {name}" for name in grid.bounds), *(f"{name}, of peak" for name in counted)]
+    return _table(grid, f"{grid.title}: time, in units of {grid.ours}", headers, ratios)
 
 
-def times(comparisons: Sequence[Comparison]) -> Table:
-    """Milliseconds and megabytes of every case, its chunk size, and its products a second."""
-    headers = ("chunk", "ms", "MB", "GFLOP/s")
-    table = Table(
-        Column("tokens", justify="right"), "pass", "case", *(Column(header, justify="right") for header in headers)
-    )
-    for comparison in comparisons:
-        for name, result in comparison.results.items():
-            seconds, memory = result.measurement
-            table.add_row(
-                f"{comparison.length:,}",
-                comparison.direction,
-                name,
-                result.chunks,
-                "does not fit" if math.isnan(seconds) else f"{seconds * 1e3:,.1f}",
-                f"{memory / 1e6:,.0f}",
-                "" if result.flops is None else f"{result.flops / seconds / 1e9:,.1f}",
-            )
-        table.add_row(
-            f"{comparison.length:,}", comparison.direction, "peak", "", "", "", f"{comparison.peak / 1e9:,.1f}"
-        )
-        table.add_section()
-    return table
+def time_table(grid: Grid) -> Table:
+    """The time or the rate of every case, with how it was run."""
+
+    def times(cell: Cell) -> list[str]:
+        return [_time(cell, name, grid.unit) for name in grid.cases]
+
+    return _table(grid, f"{grid.title}: {grid.unit}", grid.cases, times)
 
 
-def growth(seconds: Mapping[str, Sequence[tuple[int, float]]]) -> Table:
-    """The chunked form's time at each length, in all and for each token, by pass."""
-    headers = [f"{direction}, {unit}" for direction in seconds for unit in ("ms", "us a token")]
-    table = Table(
-        Column("tokens", justify="right"), *(Column(header, justify="right") for header in headers), title="chunked"
-    )
-    for rows in zip(*seconds.values(), strict=True):
-        cells = [cell for length, time in rows for cell in (f"{time * 1e3:,.1f}", f"{time * 1e6 / length:.2f}")]
-        table.add_row(f"{rows[0][0]:,}", *cells)
-    return table
+def memory_table(grid: Grid) -> Table:
+    """Megabytes of every case; no rows if they are not known."""
+    cells = [cell for cell in grid.cells if cell.memory]
+    megabytes = lambda cell: [f"{cell.memory[name] / 1e6:,.1f}" if name in cell.memory else "" for name in grid.cases]
+    return _table(grid._replace(cells=cells), f"{grid.title}: MB allocated", grid.cases, megabytes)
 
 
-def growth_lines(seconds: Mapping[str, Sequence[tuple[int, float]]], start: int) -> list[str]:
-    """How many times as long the longest sequence takes as that of `start` tokens, or the shortest longer one."""
-    lines = []
-    for direction, points in seconds.items():
-        (short, before), (long, after) = next((point for point in points if point[0] >= start), points[0]), points[-1]
-        lines.append(
-            f"chunked, {direction}: {long:,} tokens take {after / before:.1f} times as long as {short:,}, "
-            f"for {long / short:g} times the tokens"
-        )
-    return lines
+def tables(grids: Iterable[Grid]) -> tuple[list[Table], list[Table]]:
+    """The tables of ratios, and those of times and memory."""
+    grids = list(grids)
+    figures = [table for grid in grids for table in (time_table(grid), memory_table(grid)) if table.rows]
+    return [ratio_table(grid) for grid in grids], figures
+
+
+def show(measured: Record) -> None:
+    """Prints a record: ratios, remarks, then times and memory."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(f"{measured.setting}; {measured.machine}, jax {measured.versions['jax']}", highlight=False)
+    ratios, figures = tables(measured.grids)
+    for table in ratios:
+        console.print(_on_console(table))
+    for remark in measured.remarks:
+        console.print(remark, highlight=False, markup=False)
+    for table in figures:
+        console.print(_on_console(table))
+
+
+def as_markdown(table: Table) -> list[str]:
+    """The table as lines of Markdown, numbers to the right."""
+    numeric = [all(not row[i] or row[i][0].isdigit() for row in table.rows) for i in range(len(table.headers))]
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    rule = line("---:" if right else "---" for right in numeric)
+    return [f"{table.title}", "", line(table.headers), rule, *map(line, table.rows)]
+
+
+def _on_console(table: Table) -> rich.table.Table:
+    result = rich.table.Table(*table.headers, title=table.title)
+    for column in result.columns:
+        column.justify = "right"
+    for row in table.rows:
+        result.add_row(*row)
+    return result
+
+
+def _table(grid: Grid, title: str, headers: list[str], values: Any) -> Table:
+    rows = [[*map(_condition, cell.at.values()), *values(cell)] for cell in grid.cells]
+    return Table(title, [*(grid.cells[0].at if grid.cells else ()), *headers], rows)
+
+
+def _condition(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _time(cell: Cell, name: str, unit: str) -> str:
+    if name not in cell.seconds:
+        return ""
+    seconds = cell.seconds[name]
+    if math.isnan(seconds):
+        return "does not fit"
+    if unit == "ms":
+        text = f"{1e3 * seconds:,.3f}" if seconds < 1e-2 else f"{1e3 * seconds:,.1f}"
+    else:
+        assert cell.tokens is not None
+        text = f"{cell.tokens / seconds:,.0f}"
+    return f"{text} ({cell.labels[name]})" if name in cell.labels else text
 
 
 def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    return "" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:,.1f}"
 
 
 def _percent(value: float) -> str:
-    return "" if math.isnan(value) else f"{100 * value:.0f} %"
+    return "" if math.isnan(value) else f"{value:.0%}"

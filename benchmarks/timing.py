@@ -73,7 +73,16 @@ def compile_case(problem: Problem) -> Case:
 
 
 def measure(cases: Mapping[Name, Case], repeats: int) -> dict[Name, Measurement]:
-    """Runs the cases in turn, at most `repeats` times, leaving out those that do not fit the free memory.
+    """Runs the cases in turn, at most `repeats` times, leaving out those that do not fit the free memory."""
+    seconds = run_in_turn(cases, repeats)
+    return {
+        name: Measurement(float(np.median(seconds[name])) if name in seconds else math.nan, case.memory)
+        for name, case in cases.items()
+    }
+
+
+def run_in_turn(cases: Mapping[Name, Case], repeats: int) -> dict[Name, list[float]]:
+    """The seconds of each call, at most `repeats` of each case; a case that does not fit the free memory has no entry.
 
     Each timed call follows an untimed one of the same program, and a second of them behind a case that took gigabytes:
     a system that is still giving them back slows its neighbours.
@@ -90,8 +99,7 @@ def measure(cases: Mapping[Name, Case], repeats: int) -> dict[Name, Measurement]
                 settled += _run_seconds(cases[name])
             times.append(_run_seconds(cases[name]))
             memory_before = cases[name].memory
-    medians = {name: float(np.median(times)) for name, times in seconds.items()}
-    return {name: Measurement(medians.get(name, math.nan), case.memory) for name, case in cases.items()}
+    return seconds
 
 
 def _run_seconds(case: Case) -> float:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import mixer, peers
+from benchmarks import cells, mixer, peers
 from interdomain_jax.ops import interdomain_attention
 from tests.numerics import assert_close, random_dynamics, random_qkv
 from tests.quick import quick_environment
@@ -34,17 +34,22 @@ def test_its_paper_form_is_the_op():
     assert_close(mixer.paper_form(q, k, v, dynamics), expected, 1e-5)
 
 
-def test_it_reports_every_case():
+def test_it_reports_every_case(tmp_path):
     finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.mixer", "--nopeers", *TINY],
+        [sys.executable, "-m", "benchmarks.mixer", "--nopeers", f"--json={tmp_path / 'mixer.json'}", *TINY],
         cwd=ROOT,
         env=quick_environment(),
         capture_output=True,
         text=True,
     )
     assert finished.returncode == 0, finished.stderr
-    for case in ("chunked", "best chunk", "bare", "sequential", "paper", "softmax", "peak"):
-        assert finished.stdout.count(f"│ {case} ") == 2
+    measured = cells.load(tmp_path / "mixer.json")
+    compared, growth = measured.grids
+    assert [cell.at for cell in compared.cells] == [{"tokens": 32, "pass": each} for each in mixer.PASSES]
+    assert compared.cases == ["chunked", "bare", "sequential", "paper", "softmax", "best chunk"]
+    assert list(measured.cases) == ["chunked", "bare", "sequential", "paper", "softmax", "best chunk"]
+    assert [cell.at["tokens"] for cell in growth.cells] == [32, 64]
+    assert all(0 < cell.of_peak["chunked"] < 1 for cell in compared.cells)
     for direction in ("forward", "fwd + bwd"):
         assert f"chunked, {direction}: 64 tokens take" in finished.stdout
         assert f"associative, {direction}: 4 x 32 compiles in" in finished.stdout
@@ -55,7 +60,7 @@ def test_it_says_which_peers_are_missing(monkeypatch):
     mixer.flags.FLAGS.mark_as_parsed()
     with pytest.raises(SystemExit) as error:
         mixer.main([])
-    assert "mamba2-jax, mlstm-kernels, einops must be installed" in str(error.value)
+    assert "mamba2-jax, mlstm-kernels must be installed" in str(error.value)
 
 
 def test_mlstm_by_segments_is_one_call():

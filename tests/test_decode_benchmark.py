@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from benchmarks import decode_loops, decode_report, decode_steps
+from benchmarks import cells, decode_loops, decode_report, decode_steps, tables
+from benchmarks.cells import Cell, Grid
 from benchmarks.compilers import missing_compiler
-from benchmarks.decode_report import FIRST, Cell, Timing
+from benchmarks.decode_report import FIRST
 from benchmarks.decode_steps import HEADS_FIRST, OURS, STEPS, Cache, Inputs, Layer, PaperState
 from interdomain_jax.ops import interdomain_attention
 from interdomain_jax.ops.decoding import DecodingState, end_decoding
@@ -104,38 +105,41 @@ def test_what_does_not_fit_is_marked_and_not_made(monkeypatch):
     bytes_of_cache = 2 * 4 * 2 * 4096 * 2 * 4
     monkeypatch.setattr(decode_loops, "free_memory", lambda: bytes_of_cache)
     cell = decode_loops.measure_cell(plan, 2, 4096)
-    assert cell.timings["softmax"].memory > bytes_of_cache
-    assert [name for name in cell.timings if math.isnan(cell.seconds(name))] == ["softmax"]
-    assert min(cell.seconds(name) for name in ("interdomain", "copy", FIRST)) > 0
+    assert cell.memory["softmax"] > bytes_of_cache
+    assert [name for name, seconds in cell.seconds.items() if math.isnan(seconds)] == ["softmax"]
+    assert min(cell.seconds[name] for name in ("interdomain", "copy", FIRST)) > 0
 
 
 def example_cells():
     """Two batches of two prefixes, with a case that did not fit and one that did not compile."""
     seconds = {OURS: 2e-3, "paper": 8e-3, "softmax": 4e-3, "copy": 1e-3, FIRST: 2e-3}
-    cells = [
-        Cell(batch, prefix, {name: Timing(batch * value, 10) for name, value in seconds.items()})
+    examples = [
+        Cell({"batch": batch, "prefix": prefix}, {name: batch * value for name, value in seconds.items()})
         for batch in (1, 8)
         for prefix in (512, 2048)
     ]
-    cells[0].timings[FIRST] = Timing(1.9e-3, 10)
-    cells[-1].timings["softmax"] = Timing(math.nan, 25_800_000_000)
-    del cells[-1].timings["paper"]
-    return cells
+    examples[0].seconds[FIRST] = 1.9e-3
+    examples[-1].seconds["softmax"] = math.nan
+    del examples[-1].seconds["paper"]
+    return examples
 
 
 def test_the_tables_say_what_was_measured():
-    cells, names = example_cells(), [OURS, "paper", "softmax", "copy"]
-    columns = {column.header: list(column.cells) for column in decode_report.ratio_table(cells, names).columns}
-    assert columns["batch"] == ["1", "1", "8", "8"]
-    assert columns["paper"] == ["4.00", "4.00", "4.00", ""]
-    assert columns["softmax"] == ["2.00", "2.00", "2.00", ""]
-    assert columns["ours / copy"] == ["2.00"] * 4
-    assert columns["ours / first prefix"] == ["1.05", "1.00", "1.00", "1.00"]
-    times = {column.header: list(column.cells) for column in decode_report.time_table(cells, names).columns}
-    assert times["softmax"] == ["4.000", "4.000", "32.000", "wants 25.8 GB"]
-    assert times["paper"][-1] == ""
-    assert "within 5.3% of its time at the first prefix" in decode_report.flatness(cells)
-    assert "batch 1, prefix 512" in decode_report.flatness(cells)
+    grid = Grid("A token", OURS, ("copy", FIRST), "ms", example_cells())
+    ratios = tables.ratio_table(grid)
+    columns = dict(zip(ratios.headers, zip(*ratios.rows, strict=True), strict=True))
+    assert list(columns) == ["batch", "prefix", "paper", "softmax", "interdomain / copy", f"interdomain / {FIRST}"]
+    assert columns["batch"] == ("1", "1", "8", "8")
+    assert columns["paper"] == ("4.00", "4.00", "4.00", "")
+    assert columns["softmax"] == ("2.00", "2.00", "2.00", "")
+    assert columns["interdomain / copy"] == ("2.00",) * 4
+    assert columns[f"interdomain / {FIRST}"] == ("1.05", "1.00", "1.00", "1.00")
+    times = tables.time_table(grid)
+    columns = dict(zip(times.headers, zip(*times.rows, strict=True), strict=True))
+    assert columns["softmax"] == ("4.000", "4.000", "32.0", "does not fit")
+    assert columns["paper"][-1] == ""
+    assert "within 5.3% of its time at the first prefix" in decode_report.flatness(grid.cells)
+    assert "batch 1, prefix 512" in decode_report.flatness(grid.cells)
 
 
 def test_the_figure_has_a_panel_for_each_batch(tmp_path):
@@ -167,28 +171,25 @@ def test_it_reports_every_case(tmp_path):
         "--prefixes=8,16",
         "--repeats=1",
         "--timing_ms=1",
+        "--nopeers",
         f"--json={tmp_path / 'decode.json'}",
         f"--figure={tmp_path / 'decode.png'}",
     )
     assert finished.returncode == 0, finished.stderr
     assert "tiny, 4 heads of 32, 32 modes, float32" in finished.stdout
-    report = json.loads((tmp_path / "decode.json").read_text())
-    assert [(cell["batch"], cell["prefix"]) for cell in report["cells"]] == [(1, 8), (1, 16), (2, 8), (2, 16)]
-    for cell in report["cells"]:
-        assert set(cell["seconds"]) == {*FORMS, FIRST}
-        assert min(cell["seconds"].values()) > 0
+    (grid,) = cells.load(tmp_path / "decode.json").grids
+    assert [tuple(cell.at.values()) for cell in grid.cells] == [(1, 8), (1, 16), (2, 8), (2, 16)]
+    for cell in grid.cells:
+        assert set(cell.seconds) == {*FORMS, FIRST}
+        assert min(cell.seconds.values()) > 0
     rows = [line.split("│")[1:-1] for line in finished.stdout.splitlines() if line.startswith("│")]
-    ratios, times = rows[:4], rows[4:]
-    assert len(times) == 4
-    for ratio, milliseconds in zip(ratios, times, strict=True):
-        ours, others = float(milliseconds[2]), [float(cell) for cell in milliseconds[3:7]]
-        # Printed in whole microseconds.
-        assert all(abs(float(cell) * ours / other - 1) < 0.2 for cell, other in zip(ratio[2:6], others, strict=True))
+    ratio = {tuple(cell.strip() for cell in row[:2]): row[2:] for row in rows[:4]}
+    assert float(ratio["2", "16"][1]) == pytest.approx(grid.cells[-1].ratio("paper", OURS), rel=0.01)
     assert imread(tmp_path / "decode.png").std() > 0.05
 
 
 def test_an_unknown_case_is_refused():
-    finished = run_benchmark("--model=tiny", "--cases=mamba2")
+    finished = run_benchmark("--model=tiny", "--cases=mamba2", "--nopeers")
     assert finished.returncode != 0
     said = finished.stdout + finished.stderr
     assert "--cases=mamba2: here there are interdomain, op, paper, s4d, softmax, softmax heads first, copy" in said

@@ -123,9 +123,15 @@ WAYS: dict[str, Run | Elsewhere] = {
     # The recipes of `make`, where README names the target.
     "python -m pytest -n 2 --dist worksteal": Elsewhere(".ci/run", "make test\n"),
     "python -m pytest -n 2 --dist worksteal -m compiled": Elsewhere(".ci/run", "make test-compiled\n"),
-    "python -m benchmarks.mixer": Elsewhere("tests/test_benchmark.py", '"benchmarks.mixer", "--nopeers"'),
-    "python -m benchmarks.train_step": Elsewhere("tests/test_train_step_benchmark.py", '"benchmarks.train_step"'),
-    "python -m benchmarks.decode": Elsewhere("tests/test_decode_benchmark.py", '"-m", "benchmarks.decode"'),
+    "python -m benchmarks.results --parts=mixer,decode,data,trainer": Elsewhere(
+        "tests/test_results_benchmark.py", '"-m", "benchmarks.results"'
+    ),
+    "python -m benchmarks.results --parts=decode": Elsewhere(
+        "tests/test_decode_benchmark.py", '"-m", "benchmarks.decode"'
+    ),
+    "python -m benchmarks.results --parts=trainer": Elsewhere(
+        "tests/test_trainer_benchmark.py", '"benchmarks.trainer"'
+    ),
     "python -m benchmarks.kernel_report": Elsewhere("tests/kernels/test_kernel_benchmarks.py", "kernel_report.report("),
     "python -m benchmarks.gpu --output=report.md": Elsewhere(
         "tests/kernels/test_kernel_benchmarks.py", '"benchmarks.gpu"'

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import cells
 from benchmarks.softmax_blocks import attend_in_blocks
 from tests.numerics import assert_close
 from tests.quick import quick_environment
@@ -28,17 +29,19 @@ def test_attention_in_blocks_is_attention():
     assert_close(pull_back_blocks(cotangent), pull_back(cotangent), 1e-6)
 
 
-def test_it_reports_every_case():
+def test_it_reports_every_case(tmp_path):
     finished = subprocess.run(
         [
             sys.executable,
             "-m",
-            "benchmarks.train_step",
+            "benchmarks.trainer",
             *(f"--config.model.{field}={value}" for field, value in SMALL.items()),
             "--cases=softmax,softmax blocks",
             "--lengths=512",
             "--rows=2",
             "--repeats=1",
+            "--nopeers",
+            f"--json={tmp_path / 'trainer.json'}",
         ],
         cwd=ROOT,
         env=quick_environment(),
@@ -46,14 +49,12 @@ def test_it_reports_every_case():
         text=True,
     )
     assert finished.returncode == 0, finished.stderr
-    rows = [line.split("│")[1:-1] for line in finished.stdout.splitlines() if line.startswith("│")]
-    cells = [[cell.strip().replace(",", "") for cell in row] for row in rows]
-    assert [row[:2] for row in cells] == [["512", case] for case in ("interdomain", "softmax", "softmax blocks")]
-    for _, case, milliseconds, rate, ratio, *_ in cells:
-        # Printed in whole milliseconds.
-        assert abs(2 * 512 / float(rate) - float(milliseconds) / 1e3) < 1e-3
-        assert case != "interdomain" or ratio == "1.00"
-    memory = {row[1]: float(row[-1]) for row in cells}
+    (grid,) = cells.load(tmp_path / "trainer.json").grids
+    (cell,) = grid.cells
+    assert cell.at == {"tokens of a row": 512, "rows": 2}
+    assert cell.tokens == 2 * 512
+    assert grid.cases == ["interdomain", "softmax", "softmax blocks"]
+    assert min(cell.seconds.values()) > 0
     # The blocks are in the program: they hold half of the [2, 2, 512, 512] scores at a time.
-    assert memory["softmax blocks"] < 0.8 * memory["softmax"]
+    assert cell.memory["softmax blocks"] < 0.8 * cell.memory["softmax"]
     assert "512 tokens: softmax" in finished.stdout
