@@ -5,9 +5,11 @@
     python -m benchmarks.gate --calibrate=10
 
 Each ratio is that of our time to the time of something else in the same process: the matrix products that ours needs,
-softmax attention, or another form of the same computation. So a slower machine is no regression. A ratio is that of the
-least times of several calls in turn: other work on the machine makes calls longer, never shorter. One that is above its
-bound is measured again, and fails if it is above it every time.
+softmax attention, or another form of the same computation. So a slower machine is no regression. Times are medians of
+several calls in turn, in seconds of the processor, which other work on the machine hardly changes: with the two cores
+shared with six other busy processes, times by the clock went up and down threefold and these ratios by a fifth. What
+they do not show is work that no longer runs on all cores. A ratio that is above its bound is measured again, and fails
+if it is above it every time.
 
 `--implementation` puts another implementation of the op in place of the default: the gate must then fail. `--calibrate`
 measures several times and writes `gate.json`: of each ratio the median, the range, and as its bound a multiple of the
@@ -49,16 +51,16 @@ _IMPLEMENTATION = flags.DEFINE_enum(
 )
 _CALIBRATE = flags.DEFINE_integer("calibrate", None, "Measures so many times, and writes the bounds.", lower_bound=3)
 
-# A regression by this factor is to fail.
-_MARGIN = 1.6
+# A regression by this factor is to fail: twice what the ratios go up and down by.
+_MARGIN = 1.5
 _TRIES = 3
-_REPEATS = 7
+_REPEATS = 5
 
 _HEADS, _HEAD_DIM, _STATE_DIM = 4, 64, 64
 _LENGTH = 4096
 _DECODE_BATCH = 8
 _PREFIXES = (512, 65_536)
-_DECODE_SECONDS = 0.03
+_DECODE_STEPS = 200
 
 
 class Ratio(NamedTuple):
@@ -84,14 +86,7 @@ RATIOS = (
 )
 
 
-class Timed(NamedTuple):
-    """A case, each call of which does the work so many times."""
-
-    case: Case
-    times: int = 1
-
-
-def op_cases(implementation: Any) -> dict[str, Timed]:
+def op_cases(implementation: Any) -> dict[str, Case]:
     """The op, and what it is measured by, on one sequence."""
     inputs = random_inputs(np.random.default_rng(0), _LENGTH, _HEADS, _HEAD_DIM, _STATE_DIM)
     op = Problem(partial(interdomain_attention, implementation=implementation), inputs)
@@ -106,10 +101,10 @@ def op_cases(implementation: Any) -> dict[str, Timed]:
         "softmax": Problem(softmax, inputs[:3]),
         "token by token": Problem(partial(interdomain_attention, implementation="sequential"), inputs),
     }
-    return {name: Timed(compile_case(problem)) for name, problem in problems.items()}
+    return {name: compile_case(problem) for name, problem in problems.items()}
 
 
-def decode_cases(implementation: Any) -> dict[str, Timed]:
+def decode_cases(implementation: Any) -> dict[str, Case]:
     """A step of decoding behind few tokens and behind many, and the paper's form of it."""
     layer, ours = Layer(_HEADS, _HEAD_DIM, _STATE_DIM), OURS if implementation is None else "op"
     labels = {
@@ -121,13 +116,12 @@ def decode_cases(implementation: Any) -> dict[str, Timed]:
     for label, (name, prefix) in labels.items():
         size = (name, layer, _DECODE_BATCH)
         loop = compile_loop(*size, 0, jnp.float32)
-        steps = Steps(loop, start(*size, prefix, jnp.float32), inputs_of(*size, jnp.float32))
-        steps.lengthen(_DECODE_SECONDS)
-        cases[label] = Timed(Case(steps, (), 0), steps.turns * loop.steps)
+        carry, inputs = start(*size, prefix, jnp.float32), inputs_of(*size, jnp.float32)
+        cases[label] = Case(Steps(loop, carry, inputs, _DECODE_STEPS // loop.steps), (), 0)
     return cases
 
 
-def training_cases(implementation: Any) -> dict[str, Timed]:
+def training_cases(implementation: Any) -> dict[str, Case]:
     """An update of the demo's model, and the products of its loss and gradient."""
     config = tiny.get_config()
     model = Decoder(**config.model)
@@ -139,15 +133,15 @@ def training_cases(implementation: Any) -> dict[str, Timed]:
     bare = bare_problem(extract(loss, params, batch))
     with config.unlocked():
         config.model.implementation = implementation
-    return {"training step": Timed(step_case(config)), "its bare products, in training": Timed(compile_case(bare))}
+    return {"training step": step_case(config), "its bare products, in training": compile_case(bare)}
 
 
-def measure(cases: Mapping[str, Timed], ratios: Sequence[Ratio]) -> dict[Ratio, float]:
-    """Each ratio, of the least times of calls in turn."""
+def measure(cases: Mapping[str, Case], ratios: Sequence[Ratio]) -> dict[Ratio, float]:
+    """Each ratio, of the median processor times of calls in turn."""
     needed = {name: cases[name] for ratio in ratios for name in ratio}
-    seconds = run_in_turn({name: timed.case for name, timed in needed.items()}, _REPEATS)
-    least = {name: min(times) / needed[name].times for name, times in seconds.items()}
-    return {ratio: least[ratio.ours] / least[ratio.unit] for ratio in ratios}
+    times = run_in_turn(needed, _REPEATS, time.process_time)
+    seconds = {name: statistics.median(each) for name, each in times.items()}
+    return {ratio: seconds[ratio.ours] / seconds[ratio.unit] for ratio in ratios}
 
 
 def judge(
@@ -169,7 +163,7 @@ def main(_: list[str]) -> None:
     """Passes, or ends with exit code 1; or writes the bounds."""
     started = time.monotonic()
     made = [make(_IMPLEMENTATION.value) for make in (op_cases, decode_cases, training_cases)]
-    cases = {name: timed for part in made for name, timed in part.items()}
+    cases = {name: case for part in made for name, case in part.items()}
     if _CALIBRATE.value:
         runs = [measure(cases, RATIOS) for _ in range(_CALIBRATE.value)]
         strict_json.write(_BOUNDS.value, calibration(runs))

@@ -81,11 +81,14 @@ def measure(cases: Mapping[Name, Case], repeats: int) -> dict[Name, Measurement]
     }
 
 
-def run_in_turn(cases: Mapping[Name, Case], repeats: int) -> dict[Name, list[float]]:
+def run_in_turn(
+    cases: Mapping[Name, Case], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[Name, list[float]]:
     """The seconds of each call, at most `repeats` of each case; a case that does not fit the free memory has no entry.
 
-    Each timed call follows an untimed one of the same program, and a second of them behind a case that took gigabytes:
-    a system that is still giving them back slows its neighbours.
+    The clock may be that of the process, which stands still while others have the cores. Each timed call follows an
+    untimed one of the same program, and a second of them behind a case that took gigabytes: a system that is still
+    giving them back slows its neighbours.
     """
     free = psutil.virtual_memory().available
     seconds: dict[Name, list[float]] = {name: [] for name, case in cases.items() if case.memory < _MEMORY_SHARE * free}
@@ -94,18 +97,18 @@ def run_in_turn(cases: Mapping[Name, Case], repeats: int) -> dict[Name, list[flo
         for name, times in seconds.items():
             if sum(times) > _SECONDS_PER_CASE:
                 continue
-            settled = _run_seconds(cases[name])
+            settled = _run_seconds(cases[name], clock)
             while memory_before > _LARGE_MEMORY and settled < _SETTLING_SECONDS:
-                settled += _run_seconds(cases[name])
-            times.append(_run_seconds(cases[name]))
+                settled += _run_seconds(cases[name], clock)
+            times.append(_run_seconds(cases[name], clock))
             memory_before = cases[name].memory
     return seconds
 
 
-def _run_seconds(case: Case) -> float:
-    start = time.perf_counter()
+def _run_seconds(case: Case, clock: Callable[[], float]) -> float:
+    start = clock()
     jax.block_until_ready(case.compiled(*case.arguments))
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def fastest(cases: Mapping[str, Case]) -> str:
